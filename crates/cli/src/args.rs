@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
 use partywall::{Options, RingSize};
 use partywall_protocol::environment;
@@ -60,7 +61,7 @@ pub(crate) fn exit_table(before: &str) -> String {
 #[derive(Debug, Args)]
 pub(crate) struct Global {
     /// Socket of the broker [default: /run/partywall/broker.sock if it exists, else $XDG_RUNTIME_DIR/partywall/broker.sock]
-    #[arg(long, global = true, value_name = "PATH", env = environment::BROKER, hide_env_values = true)]
+    #[arg(long, global = true, value_name = "PATH", env = environment::BROKER, hide_env_values = true, value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub(crate) broker: Option<PathBuf>,
 
     /// Name to join under: 1 to 64 of A-Z a-z 0-9 . _ -, first a letter or digit [default: USER-PID; for `run` and `enable`, PROGRAM-PID of each process]
@@ -126,8 +127,8 @@ pub(crate) struct ChannelArgs {
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_ring)]
     pub(crate) ring: RingOption,
 
-    /// Longest time to spin before sleeping when there is nothing to do; 0 sleeps at once [default: the library's, adaptive]
-    #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
+    /// Longest time to spin before sleeping when there is nothing to do, with a unit, as in 50us or 2ms, at most 1h; 0 sleeps at once [default: the library's, adaptive]
+    #[arg(long, value_name = "DURATION", value_parser = human::parse_spin)]
     pub(crate) spin: Option<Duration>,
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -141,6 +142,11 @@ impl CommandFailure {
         if source.kind() == io::ErrorKind::PermissionDenied {
             return Self::new(Code::NoBroker, admission::refusal(path)).hint(admission::remedy());
         }
+        let is_socket = |file: std::fs::Metadata| file.file_type().is_socket();
+        if std::fs::metadata(path).is_ok_and(|file| !is_socket(file)) {
+            return Self::new(Code::NoBroker, format!("{} is not a socket", path.display()))
+                .hint("name the broker's socket with --broker or PARTYWALL_BROKER");
+        }
         let path = path.display();
         Self::new(Code::NoBroker, format!("no broker answers on {path} ({source})")).hint(format!(
             "start one with `partywalld --socket {path}`, or name another with --broker or PARTYWALL_BROKER ({})",
@@ -152,7 +158,9 @@ impl CommandFailure {
         let failure = Self::new(Code::Refused, message);
         match code {
             Refusal::NoSuchDomain | Refusal::NoSuchService => {
-                failure.hint("`partywall list` shows what exists; `--wait` waits for it")
+                failure.hint(
+                    "`partywall list` shows what exists, and `partywall list --cluster` what other hosts have; `--wait` waits for it",
+                )
             }
             Refusal::Denied => failure.hint("the broker's policy decides (see `partywalld --print-sample-policy`)"),
             Refusal::Version => {

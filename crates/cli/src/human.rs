@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use indicatif::{BinaryBytes, DecimalBytes};
+use indicatif::DecimalBytes;
+pub(crate) use partywall_terminal::bytes;
 
 /// Reads a duration: a plain number of seconds (`0.5`), or one with a unit (`50us`, `10ms`, `2s`, `1m`).
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
@@ -15,9 +16,12 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// `1.50 MiB`.
-pub(crate) fn bytes(n: u64) -> String {
-    BinaryBytes(n).to_string()
+/// Reads the longest time to spin: 0, or a number with a unit (`50us`, `2ms`) up to an hour. A plain number could be one of microseconds.
+pub(crate) fn parse_spin(text: &str) -> Result<Duration, String> {
+    let spin = if text == "0" { Ok(Duration::ZERO) } else { humantime::parse_duration(text) };
+    spin.ok()
+        .filter(|spin| *spin <= Duration::from_secs(3600))
+        .ok_or_else(|| "write 0, or a number with us, ms or s, as in 50us; at most 1h".to_owned())
 }
 
 /// Bytes per second in powers of ten, as networks and memory are measured: `3.20 GB/s`.
@@ -71,6 +75,15 @@ mod tests {
         assert!(parse_duration("soon").unwrap_err().contains("50us"));
         assert!(parse_duration("inf").is_err());
         assert!(parse_duration("NaN").is_err());
+    }
+
+    #[test]
+    fn time_to_spin_needs_a_unit() {
+        assert_eq!(parse_spin("50us"), Ok(Duration::from_micros(50)));
+        assert_eq!(parse_spin("0"), Ok(Duration::ZERO));
+        for bad in ["5", "0.5", "-1us", "2h", "", "x"] {
+            assert!(parse_spin(bad).unwrap_err().contains("as in 50us"), "{bad}");
+        }
     }
 
     #[test]

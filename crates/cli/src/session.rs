@@ -11,14 +11,18 @@ use crate::exit::{Code, CommandFailure, Context};
 
 /// Joins under `--domain`, or under a unique name.
 pub(crate) fn join(global: &Global) -> Result<Domain, CommandFailure> {
-    let name = name(global);
-    try_join(global, &name).map_err(|error| explain(global, error, &name))
+    join_as(global, &name(global))
 }
 
-/// As [`join`]. Where the policy lets us join as nothing of our own, joins under `other`, which may be all that it allows.
+/// Joins under `name`. If the policy denies that, the failure names the rule that would allow it.
+pub(crate) fn join_as(global: &Global, name: &str) -> Result<Domain, CommandFailure> {
+    try_join(global, name).map_err(|error| explain(global, error, name))
+}
+
+/// As [`join`]. Where no rule of the policy lets us join, joins under `other`, which may be all that it allows.
 pub(crate) fn join_or_as(global: &Global, other: &str) -> Result<Domain, CommandFailure> {
     match try_join(global, &name(global)) {
-        Err(error) if is_denied(&error) => try_join(global, other).map_err(|error| explain(global, error, other)),
+        Err(error) if is_denied(&error) => join_as(global, other),
         joined => Ok(joined?),
     }
 }
@@ -27,16 +31,18 @@ pub(crate) fn join_or_as(global: &Global, other: &str) -> Result<Domain, Command
 fn explain(global: &Global, error: Error, name: &str) -> CommandFailure {
     let denied = is_denied(&error);
     let failure = CommandFailure::from(error);
-    if !denied {
-        return failure;
-    }
+    if denied { failure.hint(remedy_to_join(global, name)) } else { failure }
+}
+
+/// What this user can do if the policy does not let it join under `name`.
+pub(crate) fn remedy_to_join(global: &Global, name: &str) -> String {
     let rule = rule_to_join(name, rustix::process::geteuid().as_raw());
     match own_broker_beside(&broker_path(global), own_socket(), Path::exists) {
-        None => failure.hint(rule),
-        Some(own) => failure.hint(format!(
+        None => rule,
+        Some(own) => format!(
             "this was the broker of the host; your own is at {own}: name that with --broker or PARTYWALL_BROKER\n  {rule}",
             own = own.display()
-        )),
+        ),
     }
 }
 
@@ -61,7 +67,7 @@ pub(crate) fn search_order() -> String {
 /// Where the broker of the host serves.
 const HOST_SOCKET: &str = "/run/partywall/broker.sock";
 
-fn is_denied(error: &Error) -> bool {
+pub(crate) fn is_denied(error: &Error) -> bool {
     matches!(error, Error::Refused { code: Refusal::Denied, .. })
 }
 
@@ -128,9 +134,14 @@ pub(crate) fn broker_path(global: &Global) -> PathBuf {
     broker(global).cloned().unwrap_or_else(partywall::default_broker_path)
 }
 
-/// The value of `--domain` or its environment variable, or else a free name. An empty value counts as unset.
+/// The value of `--domain` or its environment variable, or else a free name.
 fn name(global: &Global) -> String {
-    global.domain.clone().filter(|name| !name.is_empty()).unwrap_or_else(default_name)
+    chosen_name(global).map_or_else(default_name, str::to_owned)
+}
+
+/// The value of `--domain` or its environment variable. An empty value counts as unset.
+pub(crate) fn chosen_name(global: &Global) -> Option<&str> {
+    global.domain.as_deref().filter(|name| !name.is_empty())
 }
 
 /// `USER-PID`: readable, and free.
@@ -229,8 +240,7 @@ fn gave_up(error: Error, target: &Target) -> CommandFailure {
 
 /// Prints where a service can be found, if a user is there to read it, or could not know the name otherwise.
 pub(crate) fn announce(global: &Global, domain: &Domain, service: &str) {
-    let chosen = global.domain.as_deref().is_some_and(|name| !name.is_empty());
-    if !chosen || std::io::stderr().is_terminal() {
+    if chosen_name(global).is_none() || std::io::stderr().is_terminal() {
         let _ = writeln!(std::io::stderr(), "partywall: listening as {}:{service}", domain.name());
     } else {
         tracing::info!("listening as {}:{service}", domain.name());

@@ -208,6 +208,7 @@ fn full_disk_is_reported_with_exact_count() {
     let by_name = world.run("a", &["cat", "b:out", "--recv-only", "--wait", "60", "-o", "/dev/full"]);
     assert_eq!(by_name.status.code(), Some(1));
     assert!(said(&by_name).contains("/dev/full") && said(&by_name).contains("No space left"), "{}", said(&by_name));
+    assert!(!said(&by_name).contains("b:out"), "the full disk is not the peer's: {}", said(&by_name));
     drop(sender);
     let mut sender = world.partywall("b", &["cat", "-l", "more", "--send-only"]);
     let _sender = Guard::spawn(sender.arg("-i").arg(&data));

@@ -23,6 +23,16 @@ fn commands_without_broker_say_how_to_start_one() {
 }
 
 #[test]
+fn empty_broker_variable_counts_as_unset() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = partywall(&["list"]);
+    // No broker of this host is asked.
+    command.env("PARTYWALL_BROKER", "").env("XDG_RUNTIME_DIR", dir.path());
+    let output = Guard::spawn(&mut command).output();
+    assert_ne!(output.status.code(), Some(2), "{}", said(&output));
+}
+
+#[test]
 fn wrong_usage_exits_with_code_2_and_names_the_mistake() {
     let cases: [(&[&str], &str); 17] = [
         (&["cat"], "DOMAIN:SERVICE"),
@@ -71,6 +81,17 @@ fn unknown_name_exits_with_code_3() {
     assert_eq!(waited.status.code(), Some(6), "{}", said(&waited));
     let taken = world.run("b", &["cat", "-l", "there"]);
     assert_eq!(taken.status.code(), Some(3), "{}", said(&taken));
+}
+
+#[test]
+fn cluster_list_without_gateway_names_its_program() {
+    let world = World::new();
+    let output = world.run("a", &["list", "--cluster"]);
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(said(&output).contains("no gateway is connected"), "{}", said(&output));
+    assert!(said(&output).contains("start `partywall-gateway`"), "{}", said(&output));
+    let absent = world.run("a", &["cat", "db:queries"]);
+    assert!(said(&absent).contains("`partywall list --cluster`"), "{}", said(&absent));
 }
 
 #[test]

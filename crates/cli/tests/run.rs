@@ -50,13 +50,22 @@ impl Installed {
         command
     }
 
+    /// Runs `partywall` with this broker, for a user who is called `me`.
+    fn output_with(&self, broker: &World, arguments: &[&str]) -> Output {
+        Guard::spawn(self.command(arguments).env("PARTYWALL_BROKER", broker.socket()).env("USER", "me")).output()
+    }
+
     fn output(&self, arguments: &[&str]) -> Output {
         Guard::spawn(&mut self.command(arguments)).output()
     }
 
     /// The result of `doctor` for a program: its exit code, and its findings by name.
     fn verdict(&self, program: &Path) -> (Option<i32>, serde_json::Value) {
-        let output = self.output(&["doctor", "--json", "--", program.to_str().unwrap()]);
+        self.verdict_with(&World::new(), program)
+    }
+
+    fn verdict_with(&self, broker: &World, program: &Path) -> (Option<i32>, serde_json::Value) {
+        let output = self.output_with(broker, &["doctor", "--json", "--", program.to_str().unwrap()]);
         let report: serde_json::Value =
             serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", said(&output)));
         let mut by_name = serde_json::Map::new();
@@ -213,6 +222,45 @@ fn run_with_refusing_broker_warns() {
     assert!(said.contains("stays on TCP") && said.contains("[[join]]"), "{said}");
     let user = format!("users = [{}]", rustix::process::geteuid().as_raw());
     assert!(said.contains(&user), "{said}");
+}
+
+/// A broker that lets this user join under these names alone.
+fn world_of(domain: &str) -> World {
+    let user = rustix::process::geteuid().as_raw();
+    World::with_policy(Some(&format!("administrators = []\n[[join]]\ndomain = \"{domain}\"\nusers = [{user}]\n")))
+}
+
+#[test]
+fn run_warns_if_the_policy_refuses_the_program_name() {
+    let installed = Installed::new();
+    for (admitted, warned) in [("me-*", true), ("sh-*", false)] {
+        let output = installed.output_with(&world_of(admitted), &["run", "sh", "-c", "true"]);
+        assert!(output.status.success(), "{admitted}: {}", said(&output));
+        assert_eq!(said(&output).contains("domain = \"sh-*\""), warned, "{admitted}: {}", said(&output));
+        assert_eq!(said(&output).is_empty(), !warned, "{admitted}: {}", said(&output));
+    }
+}
+
+#[test]
+fn doctor_fails_if_the_policy_refuses_the_program_name() {
+    let installed = Installed::new();
+    for (admitted, code, status) in [("me-*", 1, "fail"), ("sh-*", 0, "ok")] {
+        let (ended, found) = installed.verdict_with(&world_of(admitted), Path::new("/bin/sh"));
+        let reachable = &found["reachable"];
+        assert_eq!((ended, &reachable["status"]), (Some(code), &status.into()), "{admitted}: {found:#}");
+        let rule = reachable["remedy"].as_str().is_some_and(|remedy| remedy.contains("domain = \"sh-*\""));
+        assert_eq!(rule, code == 1, "{admitted}: {reachable}");
+    }
+}
+
+#[test]
+fn doctor_without_broker_fails_for_a_program() {
+    let installed = Installed::new();
+    let none = installed.path("none.sock");
+    let output = installed.output(&["--broker", none.to_str().unwrap(), "doctor", "--", "sh"]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let text = text(&output);
+    assert!(text.contains("FAIL reachable") && text.contains("1 missing"), "{text}");
 }
 
 #[test]

@@ -248,7 +248,7 @@ fn users_without_a_rule_are_refused() {
     set_mode(&world.socket(), 0o600);
     let shut = run_by(&world, GUEST, "guest-1", &["list"]);
     assert_eq!(shut.status.code(), Some(69), "{}", said(&shut));
-    assert!(said(&shut).contains("ermission denied"), "{}", said(&shut));
+    assert!(said(&shut).contains("this user may not connect"), "{}", said(&shut));
     set_mode(&world.socket(), 0o666);
     assert!(run_by(&world, GUEST, "guest-1", &["list"]).status.success());
 }

@@ -14,6 +14,7 @@ use partywall_daemon::policy::MetricsAddress;
 use partywall_protocol::environment;
 use partywall_region::number_record;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
@@ -237,7 +238,13 @@ fn parse_silence(text: &str) -> Result<u64, String> {
         .ok_or("write a whole number from 1 to 3600".to_owned())
 }
 
+/// Reads a filter. EnvFilter takes a misspelt level for the name of a module, and then logs nothing.
 fn parse_filter(text: &str) -> Result<String, String> {
+    let names_module = |part: &str| part.contains(['=', '[', ':']) || part.starts_with("partywall");
+    let is_known = |part: &str| part.is_empty() || part.parse::<LevelFilter>().is_ok() || names_module(part);
+    if let Some(unknown) = text.split(',').map(str::trim).find(|part| !is_known(part)) {
+        return Err(format!("`{unknown}` is no level: write error, warn, info, debug, trace or off, or MODULE=LEVEL"));
+    }
     EnvFilter::builder().parse(text).map(|_| text.to_owned()).map_err(|e| e.to_string())
 }
 
@@ -261,8 +268,12 @@ mod tests {
         for bad in ["0", "x", "3601"] {
             assert!(parse_silence(bad).unwrap_err().contains("from 1 to 3600"), "{bad}");
         }
-        assert!(parse_filter("info,partywall_daemon=debug").is_ok());
-        assert!(parse_filter("a=b=c").is_err());
+        for valid in ["info,partywall_daemon=debug", "OFF", "partywall_daemon", "warn,[span{field=1}]=debug"] {
+            assert!(parse_filter(valid).is_ok(), "{valid}");
+        }
+        for bad in ["a=b=c", "warning", "inf", "info,bogus"] {
+            assert!(parse_filter(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -16,24 +16,26 @@ use crate::GatewayError;
 /// How long the authority's certificate is valid.
 const YEARS: i64 = 10;
 
-/// Makes certificates for hosts in `folder`: `ca.pem` and `ca.key` unless they are there, and `HOST.pem` and `HOST.key` for each host. Existing
-/// certificates of hosts are not replaced.
+/// Makes certificates for hosts in `folder`: `ca.pem` and `ca.key` unless they are there, and `HOST.pem` and `HOST.key` for each host that does not have
+/// both. Returns the hosts that have new ones. Existing files are not replaced.
 ///
 /// # Errors
 /// [`GatewayError`] names the file or the host.
 ///
 /// ```
 /// # let folder = tempfile::tempdir()?;
-/// partywall_gateway::certificates::make(folder.path(), &["alpha".into(), "beta".into()], 365)?;
+/// partywall_gateway::certificates::make(folder.path(), &["alpha".into()], 365)?;
+/// let made = partywall_gateway::certificates::make(folder.path(), &["alpha".into(), "beta".into()], 365)?;
+/// assert_eq!(made, ["beta"]);
 /// assert!(folder.path().join("ca.pem").exists() && folder.path().join("beta.key").exists());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn make(folder: &Path, hosts: &[String], days: u16) -> Result<(), GatewayError> {
+pub fn make(folder: &Path, hosts: &[String], days: u16) -> Result<Vec<String>, GatewayError> {
     make_until(folder, hosts, OffsetDateTime::now_utc() + Duration::days(days.into()))
 }
 
 /// The same, with the moment until which the certificates of hosts are valid.
-pub(crate) fn make_until(folder: &Path, hosts: &[String], end: OffsetDateTime) -> Result<(), GatewayError> {
+pub(crate) fn make_until(folder: &Path, hosts: &[String], end: OffsetDateTime) -> Result<Vec<String>, GatewayError> {
     for host in hosts {
         Name::new(host).map_err(|e| wrong(host, e))?;
         if host == "ca" {
@@ -53,7 +55,10 @@ pub(crate) fn make_until(folder: &Path, hosts: &[String], end: OffsetDateTime) -
     let key = KeyPair::from_pem(&crate::config::read(&ca_key)?).map_err(|e| wrong("ca.key", e))?;
     // The authority's name and the use of its key are always the same, so its certificate need not be read.
     let issuer = Issuer::from_params(&params, key);
-    for host in hosts {
+    let file = |host: &str, kind| folder.join(format!("{host}.{kind}"));
+    let lacks_file = |host: &&String| !file(host, "key").exists() || !file(host, "pem").exists();
+    let new: Vec<String> = hosts.iter().filter(lacks_file).cloned().collect();
+    for host in &new {
         let key = KeyPair::generate().map_err(|e| wrong(host, e))?;
         let mut params = named(host, end)?;
         params.subject_alt_names = vec![rcgen::SanType::DnsName(host.as_str().try_into().map_err(|e| wrong(host, e))?)];
@@ -61,10 +66,10 @@ pub(crate) fn make_until(folder: &Path, hosts: &[String], end: OffsetDateTime) -
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         params.use_authority_key_identifier_extension = true;
         let certificate = params.signed_by(&key, &issuer).map_err(|e| wrong(host, e))?;
-        write(&folder.join(format!("{host}.key")), &key.serialize_pem(), 0o600)?;
-        write(&folder.join(format!("{host}.pem")), &certificate.pem(), 0o644)?;
+        write(&file(host, "key"), &key.serialize_pem(), 0o600)?;
+        write(&file(host, "pem"), &certificate.pem(), 0o644)?;
     }
-    Ok(())
+    Ok(new)
 }
 
 fn wrong(what: &str, reason: impl ToString) -> GatewayError {

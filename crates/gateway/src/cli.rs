@@ -19,7 +19,12 @@ use crate::manual::GatewayManualPage;
     after_help = "Examples:
   partywall-gateway certificates /etc/partywall/cluster alpha beta
   partywall-gateway --config /etc/partywall/gateway.toml
-  RUST_LOG=debug partywall-gateway --config gateway.toml"
+  RUST_LOG=debug partywall-gateway --config gateway.toml
+
+Exit codes:
+  0  success, or stopped by a signal
+  1  a failure, such as an invalid configuration, or the end of the broker
+  2  wrong command line"
 )]
 pub(crate) struct GatewayArguments {
     #[command(subcommand)]
@@ -53,7 +58,7 @@ pub(crate) enum Command {
     /// Make certificates for hosts, and an authority for them if there is none.
     ///
     /// Writes HOST.pem and HOST.key for each host, and ca.pem and ca.key. Copy ca.pem and the two files of a host to that host. Keep ca.key where
-    /// no host can read it: its holder can be any host.
+    /// no host can read it: its holder can be any host. The files of a host that has both are kept.
     Certificates {
         /// The folder for the files.
         #[arg(value_hint = clap::ValueHint::DirPath)]
@@ -61,8 +66,8 @@ pub(crate) enum Command {
         /// The names of the hosts in the cluster.
         #[arg(required = true, value_name = "HOST")]
         hosts: Vec<String>,
-        /// How long the certificates of hosts are valid.
-        #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u16).range(1..))]
+        /// Days for which the certificates of hosts are valid, 1 to 65535.
+        #[arg(long, default_value_t = 365, value_parser = partywall_terminal::whole::<u16>(1..=u16::MAX))]
         days: u16,
     },
 }

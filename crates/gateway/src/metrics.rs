@@ -86,7 +86,7 @@ async fn answer(mut socket: TcpStream, source: &MetricsSource) -> io::Result<()>
         }
     };
     let text = if status == OK { text(source).map_err(io::Error::other)? } else { String::new() };
-    let (kind, body) = if status == OK { (OPENMETRICS, text.as_str()) } else { (PLAIN, "metrics are at /metrics\n") };
+    let (kind, body) = if status == OK { (OPENMETRICS, text.as_str()) } else { (PLAIN, body_of(status)) };
     let length = body.len();
     let head =
         format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
@@ -99,6 +99,16 @@ async fn answer(mut socket: TcpStream, source: &MetricsSource) -> io::Result<()>
 }
 
 const OK: &str = "200 OK";
+/// The status of a request with the name of another host.
+const MISDIRECTED: &str = "421 Misdirected Request";
+
+/// The text of an answer that has no metrics.
+fn body_of(status: &str) -> &'static str {
+    match status {
+        MISDIRECTED => "the Host header must be localhost or a loopback address\n",
+        _ => "metrics are at /metrics\n",
+    }
+}
 
 /// The status of the answer to a request; `None` while the request is incomplete.
 fn status_of(bytes: &[u8]) -> Option<&'static str> {
@@ -107,9 +117,7 @@ fn status_of(bytes: &[u8]) -> Option<&'static str> {
     match request.parse(bytes) {
         Ok(httparse::Status::Partial) => None,
         // A page in a browser of this host can reach a loopback port by another name, but cannot hide that name.
-        Ok(httparse::Status::Complete(_)) if !request.headers.iter().all(is_not_strange) => {
-            Some("421 Misdirected Request")
-        }
+        Ok(httparse::Status::Complete(_)) if !request.headers.iter().all(is_not_strange) => Some(MISDIRECTED),
         Ok(httparse::Status::Complete(_)) => Some(match (request.method, request.path) {
             (Some("GET"), Some(path)) if path.split('?').next() == Some("/metrics") => OK,
             (Some("GET"), _) => "404 Not Found",

@@ -8,8 +8,8 @@ mod show;
 mod table;
 mod text;
 
-pub use number::{size, whole};
-pub use program::{end, log_to_stderr};
+pub use number::{bytes, size, whole};
+pub use program::{end, log_of_service_to_stderr, log_to_stderr};
 pub use show::{Show, typed};
 pub use table::{Table, table};
 pub use text::{printable, printable_json, printable_lines};

@@ -21,6 +21,11 @@ where
     }
 }
 
+/// A number of bytes for people, in powers of 1024: `1.50 MiB`.
+pub fn bytes(n: u64) -> String {
+    indicatif::BinaryBytes(n).to_string()
+}
+
 /// Reads a size in bytes: a plain number, or with K, M, G, T (powers of 1024; `KiB` and `kb` mean the same).
 pub fn size(text: &str) -> Result<u64, String> {
     parse_size::Config::new()

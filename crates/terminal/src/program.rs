@@ -1,20 +1,37 @@
 //! The start and the end of a program: its log, and its exit code.
 
 use std::fmt::Display;
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::process::ExitCode;
 
+use tracing_subscriber::Layer as _;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::flood::FloodLimit;
 use crate::{printable, printable_lines};
 
-/// Sends the log to standard error: what `RUST_LOG` asks for, or else lines of this level and above. Once in a process.
+/// Sends the log of a command to standard error: what `RUST_LOG` asks for, or else lines of this level and above. Once in a process.
 ///
 /// A place in the program that writes very many lines is cut off for some seconds, with one line about it. If the lines are about one peer, only
 /// those about that peer are cut off.
 pub fn log_to_stderr(level: &str) {
+    start_log(level, false);
+}
+
+/// As [`log_to_stderr`], for a program that runs for long: lines have the time, except in systemd's journal, which adds it.
+pub fn log_of_service_to_stderr(level: &str) {
+    start_log(level, !is_read_by_journal());
+}
+
+/// Whether systemd's journal reads standard error. It names the device and the inode of its stream.
+fn is_read_by_journal() -> bool {
+    let stream = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+    std::fs::metadata("/proc/self/fd/2").is_ok_and(|file| stream == format!("{}:{}", file.dev(), file.ino()))
+}
+
+fn start_log(level: &str, times: bool) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     let limit = FloodLimit::new(|place, peer| {
@@ -29,8 +46,9 @@ pub fn log_to_stderr(level: &str) {
         .with_writer(std::io::stderr)
         // A closed log must not end the program: the report of a failed write would panic.
         .log_internal_errors(false)
-        .with_target(false)
-        .without_time();
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false);
+    let lines = if times { lines.boxed() } else { lines.without_time().boxed() };
     tracing_subscriber::registry().with(filter).with(limit).with(lines).init();
 }
 

@@ -37,6 +37,9 @@ impl FrontendListener {
         // The socket of a process that was killed.
         if is_socket(path) {
             let _ = std::fs::remove_file(path);
+        } else if std::fs::symlink_metadata(path).is_ok() {
+            let why = "exists and is not a socket; remove it, or choose another socket path";
+            return Err(VhostError::Refused(format!("{} {why}", path.display())));
         }
         let failed = || VhostError::file("listen on", path);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -220,6 +223,16 @@ mod tests {
         assert!(listener.accept(false).is_some() && listener.accept(false).is_none());
         drop(listener);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a file stays");
+    }
+
+    #[test]
+    fn ordinary_file_at_the_path_is_kept_and_reported() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.port");
+        std::fs::write(&path, "text").unwrap();
+        let refused = FrontendListener::new(&path, None, &WatchSet::new().unwrap(), 1).unwrap_err().to_string();
+        assert!(refused.contains("exists and is not a socket"), "{refused}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "text");
     }
 
     #[test]

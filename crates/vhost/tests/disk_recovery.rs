@@ -9,7 +9,7 @@ use disk_common::random::{Random, noise};
 use disk_common::{Disk, HANG, IN, MIB, OK, OUT};
 use partywall_vhost::disk::control::{self, DiskControl, DiskReport};
 use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -110,6 +110,28 @@ fn ending(folder: &Path) -> (BackEnd, DiskDriver) {
     }
     back_end.terminate();
     (back_end, driver)
+}
+
+#[test]
+fn back_end_that_waits_for_the_disk_ends_at_a_signal() {
+    let folder = folder(MIB);
+    let first = BackEnd::start(folder.path(), &[]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_partywall-blk"));
+    command.arg("serve").arg(folder.path().join("image")).arg("--socket").arg(folder.path().join("second"));
+    let output =
+        command.env_remove("RUST_LOG").env_remove("JOURNAL_STREAM").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut second = BackEnd(output.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(second.0.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("waiting until another process has unlocked"), "{line}");
+    // Standard error is a pipe.
+    assert!(line.starts_with("20") && !line.contains('\x1b'), "the time, and no colours: {line:?}");
+    second.terminate();
+    assert!(second.0.wait().unwrap().success());
+    let mut said = String::new();
+    second.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said, "", "it has served nothing");
+    first.kill();
 }
 
 #[test]

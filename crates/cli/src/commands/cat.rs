@@ -164,7 +164,7 @@ fn connect(global: &Global, args: &Args, ways: CatDirections, target: &Target) -
     let options = args.channel.options().one_way(args.one_way);
     let (_domain, stream) = session::connect(global, target, &options, args.wait)?;
     tracing::info!("connected to {target}");
-    exchange::run(stream, &endpoints, args.plan(ways)).context(target)
+    exchange::run(stream, &endpoints, args.plan(ways)).map_err(|ended| ended.report(target))
 }
 
 fn listen(global: &Global, args: &Args, ways: CatDirections, service: &str) -> Result<(), CommandFailure> {
@@ -179,7 +179,7 @@ fn listen(global: &Global, args: &Args, ways: CatDirections, service: &str) -> R
             // A failure of one visitor does not end the service; a failure on this side does.
             Err(Ended::Peer(failure)) if args.keep => tracing::warn!("{}: {failure}", peer.name),
             Ok(()) if args.keep => {}
-            result => return result.context(&peer.name),
+            result => return result.map_err(|ended| ended.report(&peer.name)),
         }
     }
 }

@@ -19,14 +19,15 @@ use std::ffi::OsString;
 
 use crate::args::Global;
 use crate::exit::{CommandFailure, Context};
-use crate::output;
+use crate::program::Program;
+use crate::{output, session};
 use check::{Check, DoctorReport};
 
 const AFTER: &str = "\
 Every result comes from a test: for example, doctor makes and seals a memfd, and writing to it must fail. It changes nothing. \
 On a host it also reports the problems of each attached virtual machine. In such a machine it reports the missing requirements. \
 With a command, it examines that program without running it, and reports whether `partywall run` can accelerate it, or the \
-reason why not.
+reason why not. A broker that does not answer, or does not let the program join, is then a failure.
 
   ok     works
   warn   works, but slower, smaller or without a feature; the next line names it and the remedy
@@ -70,9 +71,11 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
             if failed == 0 { Ok(()) } else { Err(missing(failed)) }
         }
         Some(command) => {
-            let checks = program::checks(command)?.into_iter();
-            let checks = checks.chain([worker::check(global, command)?, broker::answers(global)]);
-            let checks = checks.chain(guest::program_checks()).chain(broker::when_connections_move(global));
+            let program = Program::find(command)?;
+            let joined = session::try_join(global, &program.domain(global)).ok();
+            let checks = program::checks(&program).into_iter();
+            let checks = checks.chain([worker::check(global, &program), broker::admits(global, &program)]);
+            let checks = checks.chain(guest::program_checks()).chain(broker::when_connections_move(joined));
             let failed = tell(args, checks.collect())?;
             let name = command.display();
             if failed == 0 {
@@ -94,7 +97,7 @@ fn machine_checks(global: &Global, channels: u64) -> Vec<Check> {
         .chain(limits::checks(channels))
         .chain(isolation::checks())
         .chain(broker::checks(global))
-        .chain(broker::when_connections_move(global))
+        .chain(broker::when_connections_move(session::join(global).ok()))
         .chain(tracking::check(global))
         .chain(networks::check(global))
         .chain(virtual_machines(global))

@@ -4,12 +4,12 @@ mod cluster;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use partywall::{ChannelRow, Directions, Domain, DomainRow, MachineId, ServiceRow};
+use partywall::{ChannelRow, Directions, Domain, DomainRow, Error, MachineId, Refusal, ServiceRow};
 use partywall_terminal::table;
 use serde::Serialize;
 
 use crate::args::{Global, exit_table};
-use crate::exit::{CommandFailure, Context};
+use crate::exit::{Code, CommandFailure, Context};
 use crate::output;
 use crate::{human, session};
 
@@ -102,11 +102,24 @@ pub(crate) struct ChannelLine {
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let domain = session::join(global)?;
     if let Some(gateway) = &args.cluster {
-        let listing = cluster::ask(&domain, gateway).context("cannot list the cluster")?;
+        let listing = cluster::ask(&domain, gateway).map_err(|error| no_cluster(error, gateway))?;
         return if args.json { output::print_json(&listing) } else { output::print(listing.to_text()) };
     }
     let listing = ask(&domain, args.what).context("cannot list")?;
     if args.json { output::print_json(&listing) } else { output::print(listing.to_text()) }
+}
+
+/// Why the gateway gives no list.
+fn no_cluster(error: Error, gateway: &str) -> CommandFailure {
+    let failure = match error {
+        Error::Refused { code: Refusal::NoSuchDomain | Refusal::NoSuchService, .. } => {
+            let message = format!("no gateway is connected to this broker as {gateway}");
+            let hint = "start `partywall-gateway` on this host (docs/cluster.md), or name its domain by --cluster=NAME";
+            CommandFailure::new(Code::Refused, message).hint(hint)
+        }
+        error => error.into(),
+    };
+    failure.context("cannot list the cluster")
 }
 
 fn ask(domain: &Domain, what: ListSubject) -> partywall::Result<Listing> {

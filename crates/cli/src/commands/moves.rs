@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use partywall::{Domain, MoveRules, MoveRulesChange};
-use partywall_protocol::directory::{Clause, Subject};
+use partywall::{Domain, MoveRules, MoveRulesChange, PolicyRequest, PolicyUser};
+use partywall_protocol::directory::{Clause, Subject, Terms};
 use partywall_protocol::upgrade::{Of, Upgrade};
 use partywall_terminal::table;
 use serde::Serialize;
@@ -52,8 +52,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_fixed_ring)]
     ring: Option<u64>,
 
-    /// Longest time to spin before sleeping; 0 sleeps at once
-    #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
+    /// Longest time to spin before sleeping, with a unit, as in 50us or 2ms, at most 1h; 0 sleeps at once
+    #[arg(long, value_name = "DURATION", value_parser = human::parse_spin)]
     spin: Option<Duration>,
 
     /// Add a rule after all others; it replaces a rule for the same WHICH
@@ -145,13 +145,19 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
         held.clone()
     };
     let shown = ShownMoves::of(&now);
-    if args.json { output::print_json(&shown) } else { output::print(shown.to_text()) }?;
+    if args.json { output::print_json(&shown) } else { output::print(shown.to_text(has_policy_file(&domain))) }?;
     let (Some(time), Some(mut signals)) = (args.so_long, signals) else { return Ok(()) };
     let end = Instant::now() + time;
     while Instant::now() < end && signals.pending().next().is_none() {
         std::thread::sleep(end.saturating_duration_since(Instant::now()).min(Duration::from_millis(20)));
     }
     restore(&domain, &held)
+}
+
+/// Whether the broker names a policy file. It does so in each of its decisions, but not to containers and virtual machines.
+fn has_policy_file(domain: &Domain) -> bool {
+    let decision = domain.test_policy(PolicyUser::Own, domain.name(), PolicyRequest::Join);
+    decision.is_ok_and(|decision| decision.file.is_some())
 }
 
 fn restore(domain: &Domain, held: &MoveRules) -> Result<(), CommandFailure> {
@@ -234,14 +240,25 @@ impl ShownMoves {
         }
     }
 
-    fn to_text(&self) -> String {
+    /// Whether these are the rules of a broker without a policy file.
+    fn are_defaults(&self) -> bool {
+        let Terms { upgrade, ring_size, spin_us, .. } = Terms::DEFAULT;
+        let held = (self.upgrade.as_str(), self.ring_size, self.spin_us);
+        self.rules.is_empty() && held == (upgrade.to_string().as_str(), ring_size, spin_us.into())
+    }
+
+    fn to_text(&self, has_policy_file: bool) -> String {
         let mut rows = table(&["CONNECTIONS", "TO SHARED MEMORY"]);
         for rule in &self.rules {
             rows.add_row([rule.subject.clone(), in_words(&rule.upgrade)]);
         }
         rows.add_row([if self.rules.is_empty() { "all" } else { "all others" }.into(), in_words(&self.upgrade)]);
-        let source =
-            if self.live { "set by an administrator; --reset goes back to the policy file" } else { "the policy file" };
+        let source = match self.live {
+            true if has_policy_file => "set by an administrator; --reset goes back to the policy file",
+            true => "set by an administrator; --reset goes back to the policy file or the defaults",
+            false if has_policy_file || !self.are_defaults() => "the policy file",
+            false => "the defaults",
+        };
         let spin = humantime::format_duration(Duration::from_micros(self.spin_us));
         let ring = human::bytes(self.ring_size);
         let caution = match Upgrade::parse(&self.upgrade) {
@@ -324,7 +341,7 @@ mod tests {
             ring_size: 256 << 10,
             spin: Duration::from_micros(50),
         };
-        let text = ShownMoves::of(&held).to_text();
+        let text = ShownMoves::of(&held).to_text(true);
         for words in [
             "port=22",
             "never",
@@ -339,7 +356,19 @@ mod tests {
             assert!(text.contains(words), "{words} is missing:\n{text}");
         }
         assert!(!text.contains("slower"), "{text}");
-        let at_once = ShownMoves::of(&MoveRules { clauses: "now".into(), ..held }).to_text();
+        let at_once = ShownMoves::of(&MoveRules { clauses: "now".into(), ..held }).to_text(true);
         assert!(at_once.contains("several times slower"), "{at_once}");
+    }
+
+    #[test]
+    fn source_of_move_rules_is_the_file_or_the_defaults() {
+        let from = |clauses: &str, has_file| {
+            let (ring_size, spin) = (Terms::DEFAULT.ring_size, Duration::from_micros(Terms::DEFAULT.spin_us.into()));
+            let held = MoveRules { live: false, clauses: clauses.into(), ring_size, spin };
+            ShownMoves::of(&held).to_text(has_file).contains("(from: the policy file)")
+        };
+        let defaults = Terms::DEFAULT.upgrade.to_string();
+        assert!(from(&defaults, true) && !from(&defaults, false));
+        assert!(from("now", false), "a broker does not name its file to a container");
     }
 }

@@ -50,8 +50,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_ring)]
     ring: RingOption,
 
-    /// Longest time to spin before sleeping; 0 sleeps at once [default: the broker's choice]
-    #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
+    /// Longest time to spin before sleeping, with a unit, as in 50us or 2ms, at most 1h; 0 sleeps at once [default: the broker's choice]
+    #[arg(long, value_name = "DURATION", value_parser = human::parse_spin)]
     spin: Option<Duration>,
 
     /// Suppress warnings about obstacles to acceleration, a missing broker, and a move rule that slows the program down
@@ -76,9 +76,9 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
             warn(format_args!("{path} stays on TCP: {}", obstacle.words()));
         }
         if obstacles.is_empty() {
-            if let Err(error) = probe(global) {
+            if let Err(error) = probe(global, &program) {
                 warn(format_args!("{path} stays on TCP: {error}"));
-            } else if let Some(why) = workers_stay_outside(global, &program.path) {
+            } else if let Some(why) = workers_stay_outside(global, &program) {
                 warn(format_args!("{path} stays on TCP: {why}"));
             }
             if words::moves_all_at_once(&args.moves) {
@@ -92,7 +92,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let workers = rustix::process::geteuid().is_root().then(|| worker::user_of(&program.path)).flatten();
     let mut command = Command::new(name);
     command.args(arguments);
-    for (variable, value) in environment(args, &broker, global.domain.as_deref(), workers)? {
+    for (variable, value) in environment(args, &broker, session::chosen_name(global), workers)? {
         command.env(variable, value);
     }
     if obstacles.iter().all(|obstacle| obstacle.keeps_preload()) {
@@ -111,8 +111,8 @@ fn warn(what: impl std::fmt::Display) {
 }
 
 /// The reason why its sockets would stay on TCP if it joined now.
-fn probe(global: &Global) -> Result<(), String> {
-    let joined = session::join(global);
+fn probe(global: &Global, program: &Program) -> Result<(), String> {
+    let joined = session::join_as(global, &program.domain(global));
     joined.map(drop).map_err(|failure| match failure.code {
         // With the rule that would allow it.
         Code::Refused => failure.to_string(),
@@ -121,11 +121,11 @@ fn probe(global: &Global) -> Result<(), String> {
 }
 
 /// Why the workers of a server, which have another user, cannot join, where that is known.
-fn workers_stay_outside(global: &Global, program: &Path) -> Option<String> {
+fn workers_stay_outside(global: &Global, program: &Program) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return None;
     }
-    let worker = worker::of(program)?;
+    let worker = worker::of(&program.path)?;
     let (standing, user) = (worker::standing(global, program, &worker), worker.user);
     let (refusal, remedy) = match standing {
         Standing::May { .. } | Standing::Unknown(_) => return None,
@@ -148,7 +148,7 @@ fn environment(
     workers: Option<u32>,
 ) -> Result<Vec<(&'static str, OsString)>, CommandFailure> {
     let mut variables = vec![(environment::BROKER, broker.as_os_str().to_owned())];
-    if let Some(name) = domain.filter(|name| !name.is_empty()) {
+    if let Some(name) = domain {
         variables.push((environment::DOMAIN, name.into()));
         if let Some(user) = workers {
             variables.push((environment::DOMAIN_USER, user.to_string().into()));

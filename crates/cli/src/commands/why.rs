@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(value_name = "CONNECTION", value_parser = target::parse)]
     connection: WantedConnection,
 
-    /// Address of the other end
+    /// Address of the other end; CONNECTION must be an address then
     #[arg(value_name = "ADDRESS", value_parser = target::parse_address)]
     other: Option<target::Address>,
 
@@ -43,7 +43,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     if args.other.is_some() && !matches!(args.connection, WantedConnection::Address(_)) {
-        return Err(CommandFailure::usage("a second address needs a first one: write IP:PORT IP:PORT"));
+        return Err(CommandFailure::usage(
+            "the first argument must be an address too if there is a second: write IP:PORT IP:PORT",
+        ));
     }
     let mut look = Gatherer::new(global).look(Scope::All);
     look.connections.retain(|row| args.connection.is_of(row, args.other.as_ref()));
@@ -56,7 +58,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
 }
 
 fn nothing(target: &WantedConnection, notes: &[String]) -> CommandFailure {
-    let failure = CommandFailure::new(Code::Refused, format!("no TCP connection and no channel is there of {target}"));
+    let failure = CommandFailure::new(Code::Refused, format!("no TCP connection or channel found for {target}"));
     let list =
         "`partywall top` lists those of programs with the library, and `partywall list` the process of each domain";
     match notes {

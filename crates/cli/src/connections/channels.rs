@@ -1,6 +1,6 @@
 //! Channels that the broker knows of, with the counters in their own memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use partywall::{
     ChannelRow, Domain, Error, PolicyDecision, PolicyRequest, PolicyUser, Refusal, Snapshot, SocketPaths, StatPage,
@@ -29,14 +29,14 @@ pub(crate) struct SideCounters {
 }
 
 impl Channels {
-    /// Asks the broker; returns why nothing new can be said of channels, in one line.
-    pub(crate) fn update(&mut self, global: &Global) -> Result<(), String> {
+    /// Asks the broker; returns why nothing new can be said of channels.
+    pub(crate) fn update(&mut self, global: &Global) -> Result<(), CommandFailure> {
         let asked = self.ask(global);
         if asked.is_err() {
             // Join again after a restart of the broker. Channels go on without it, so what was known of them stays.
             self.domain = None;
         }
-        asked.map_err(|failure| failure.to_string().lines().next().unwrap_or_default().to_owned())
+        asked
     }
 
     /// The policy's decision about a user who joins as `name`; `None` if this user may not ask, or there is no broker.
@@ -72,6 +72,14 @@ impl Channels {
                 Err(error) => return Err(error.into()),
             }
         }
+        Ok(())
+    }
+
+    /// Forgets the channels that have closed since the broker listed them.
+    pub(crate) fn drop_closed(&mut self) -> partywall::Result<()> {
+        let Some(domain) = &self.domain else { return Ok(()) };
+        let open: HashSet<u64> = domain.channels()?.iter().map(|row| row.channel).collect();
+        self.rows.retain(|row| open.contains(&row.channel));
         Ok(())
     }
 

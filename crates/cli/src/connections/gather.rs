@@ -15,11 +15,15 @@ use super::history::moves_of;
 use super::processes::{self, ConnectedSocket};
 use super::row::{ConnectionRow, DirectionCount};
 use crate::args::Global;
+use crate::exit::{Code, CommandFailure};
 
 /// How the broker calls the service of a flow of datagrams (protocol U4), before the port.
 const DATAGRAMS: &str = "udp-";
 /// The same for a TCP connection (protocol T).
 const CONNECTION: &str = "tcp-";
+
+/// Most processes that a note names one by one.
+const FEW: usize = 5;
 
 /// Everything at one moment.
 #[derive(Debug, Default, Serialize)]
@@ -60,17 +64,19 @@ impl<'a> Gatherer<'a> {
     /// Everything as it is now, with rates since the last look.
     pub(crate) fn look(&mut self, scope: Scope) -> Look {
         let mut notes = Vec::new();
-        if let Err(why) = self.channels.update(self.global) {
-            notes.push(format!("{why}; without a broker, connections stay where they are"));
-        }
-        let reachability = Reachability { broker: notes.is_empty() };
+        let failure = self.channels.update(self.global).err();
+        notes.extend(failure.as_ref().map(not_asked));
+        let reachability = Reachability { broker: failure.is_none_or(|failure| failure.code == Code::Refused) };
         let (mut sockets, hidden) = processes::sockets(scope);
         self.ask_why(&mut sockets);
-        if hidden > 0 {
-            notes.push(format!("{hidden} process(es) may not be looked into, and are not shown"));
-        }
+        notes.extend(not_inspected(&hidden));
         let seconds = self.looked.replace(Instant::now()).map(|then| then.elapsed().as_secs_f64());
         let mut connections = rows(&sockets, &self.channels, reachability);
+        let is_of_no_process = |row: &ConnectionRow| row.pid.is_none() && row.kind == Kind::Socket.to_string();
+        // Its program may have ended since the broker listed the channel.
+        if connections.iter().any(is_of_no_process) && self.channels.drop_closed().is_ok() {
+            connections = rows(&sockets, &self.channels, reachability);
+        }
         self.rate(&mut connections, seconds);
         notes.extend(uncounted(&connections));
         Look { connections, left_out: 0, notes }
@@ -118,6 +124,28 @@ impl<'a> Gatherer<'a> {
         }
         self.before = now;
     }
+}
+
+/// The note on a broker that does not answer, or that refuses this user.
+fn not_asked(failure: &CommandFailure) -> String {
+    let text = failure.to_string();
+    match failure.code {
+        // With the rule that would allow it.
+        Code::Refused => format!("channels and counts of rings are not shown: {text}"),
+        _ => format!("{}; without a broker, connections stay where they are", text.lines().next().unwrap_or_default()),
+    }
+}
+
+/// The note on processes that the kernel does not let this user inspect: the few by number, or how many there are.
+fn not_inspected(processes: &[i32]) -> Option<String> {
+    let numbers: Vec<_> = processes.iter().map(i32::to_string).collect();
+    let subject = match processes {
+        [] => return None,
+        [one] => format!("process {one}"),
+        few if few.len() <= FEW => format!("processes {}", numbers.join(", ")),
+        many => format!("{} processes", many.len()),
+    };
+    Some(format!("{subject} cannot be inspected (permission denied), so connections there are not shown"))
 }
 
 /// The note on rings whose memory the broker does not hand out (protocol G5.4, C10).
@@ -334,6 +362,14 @@ mod tests {
     }
 
     const REACHABLE: Reachability = Reachability { broker: true };
+
+    #[test]
+    fn few_processes_that_cannot_be_inspected_are_named() {
+        assert_eq!(not_inspected(&[]), None);
+        assert!(not_inspected(&[1]).unwrap().starts_with("process 1 cannot be inspected (permission denied)"));
+        assert!(not_inspected(&[1, 20]).unwrap().starts_with("processes 1, 20 cannot"));
+        assert!(not_inspected(&[7; 6]).unwrap().starts_with("6 processes cannot"));
+    }
 
     #[test]
     fn every_state_has_a_reason() {

@@ -90,8 +90,8 @@ pub(crate) fn joins_as(socket: &ConnectedSocket, domains: &HashMap<u32, String>)
     Some((user, names))
 }
 
-/// All that there are in a scope, and how many processes may not be looked into.
-pub(crate) fn sockets(scope: Scope) -> (Vec<ConnectedSocket>, usize) {
+/// All that there are in a scope, and the processes that the kernel does not let this user inspect.
+pub(crate) fn sockets(scope: Scope) -> (Vec<ConnectedSocket>, Vec<i32>) {
     let mut finder = Finder { all: scope == Scope::All, ..Finder::default() };
     for process in procfs::process::all_processes().into_iter().flatten().flatten() {
         finder.add(&process);
@@ -105,7 +105,7 @@ struct Finder {
     sockets: Vec<ConnectedSocket>,
     /// Also those of programs that the library is not in.
     all: bool,
-    hidden: usize,
+    hidden: Vec<i32>,
     /// The device number of memory files (memfds).
     device: Option<(u32, u32)>,
     /// The content of each status memory, by the number of its file: a process shares it with its forks.
@@ -139,7 +139,7 @@ impl Finder {
         let environment = match process.environ() {
             Ok(environment) => environment,
             Err(procfs::ProcError::PermissionDenied(_)) => {
-                self.hidden += 1;
+                self.hidden.push(process.pid());
                 return;
             }
             // It has ended, or is the kernel's.

@@ -8,6 +8,7 @@ use partywall::{PolicyDecision, PolicyRequest, PolicyUser};
 use crate::admission::SocketAdmission;
 use crate::args::Global;
 use crate::exit::CommandFailure;
+use crate::program::Program;
 use crate::session;
 
 /// A server, and where its configuration names the user.
@@ -77,7 +78,7 @@ pub(crate) enum Standing {
 }
 
 /// Asks the broker whether the workers of this program may join.
-pub(crate) fn standing(global: &Global, program: &Path, worker: &Worker) -> Standing {
+pub(crate) fn standing(global: &Global, program: &Program, worker: &Worker) -> Standing {
     let Some((uid, gid)) = ids(&worker.user) else {
         return Standing::Unknown(format!("there is no user {}", worker.user));
     };
@@ -86,13 +87,7 @@ pub(crate) fn standing(global: &Global, program: &Path, worker: &Worker) -> Stan
     {
         return Standing::ShutOut { socket };
     }
-    let name = match global.domain.as_deref().filter(|name| !name.is_empty()) {
-        Some(name) => name.to_owned(),
-        None => {
-            let stem = program.file_name().unwrap_or_default().to_string_lossy();
-            format!("{stem}-{}", std::process::id())
-        }
-    };
+    let name = program.domain(global);
     match ask(global, PolicyUser::Host { uid, gid: Some(gid) }, &name) {
         Ok(PolicyDecision { allowed: true, grounds, .. }) => Standing::May { name, grounds },
         Ok(PolicyDecision { grounds, .. }) => {

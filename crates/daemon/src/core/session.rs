@@ -49,7 +49,7 @@ impl<F: Descriptor> Core<F> {
         let refused = if self.sessions.len() >= self.capacity.sessions {
             Some((Refusal::OutOfResources, "the broker has as many sessions as it has descriptors for".to_owned()))
         } else if !self.may_join_something(peer) {
-            Some((Refusal::Denied, format!("the policy lets {} join as nothing", peer.user)))
+            Some((Refusal::Denied, format!("no rule of the policy lets {} join", peer.user)))
         } else if of_user >= self.policy.sessions_per_user() {
             Some((Refusal::Quota, format!("{} has {of_user} sessions, the most one user may have", peer.account())))
         } else {

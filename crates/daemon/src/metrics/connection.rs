@@ -119,6 +119,17 @@ impl AsFd for Scraper {
     }
 }
 
+/// The status of a request with the name of another host.
+const MISDIRECTED: &str = "421 Misdirected Request";
+
+/// The text of an answer that has no metrics.
+pub(super) fn body_of(status: &str) -> &'static str {
+    match status {
+        MISDIRECTED => "the Host header must be localhost or a loopback address\n",
+        _ => "metrics are at /metrics\n",
+    }
+}
+
 /// The request in these bytes; `None` while it is incomplete.
 fn asked(bytes: &[u8]) -> Option<HttpRequest> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
@@ -127,7 +138,7 @@ fn asked(bytes: &[u8]) -> Option<HttpRequest> {
         Ok(httparse::Status::Partial) => None,
         // A page in a browser of this host can reach a loopback port by another name, but cannot hide that name.
         Ok(httparse::Status::Complete(_)) if !request.headers.iter().all(is_not_strange) => {
-            Some(HttpRequest::Other("421 Misdirected Request"))
+            Some(HttpRequest::Other(MISDIRECTED))
         }
         Ok(httparse::Status::Complete(_)) => Some(match (request.method, request.path) {
             (Some("GET"), Some(path)) if path.split('?').next() == Some("/metrics") => HttpRequest::Metrics,

@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::net::SocketFlags;
 
 use super::address::MetricsSocket;
-use super::connection::{HttpRequest, Scraper};
+use super::connection::{HttpRequest, Scraper, body_of};
 use super::text;
 use crate::control::ServerControl;
 use crate::policy::MetricsAddress;
@@ -120,7 +120,7 @@ impl MetricsServer {
         if scraper.wants() == PollFlags::IN {
             match scraper.read()? {
                 None => return Ok(true),
-                Some(HttpRequest::Other(status)) => scraper.answer(status, PLAIN, "metrics are at /metrics\n"),
+                Some(HttpRequest::Other(status)) => scraper.answer(status, PLAIN, body_of(status)),
                 Some(HttpRequest::Metrics) => match self.text() {
                     Some(text) => scraper.answer("200 OK", OPENMETRICS, text),
                     None => scraper.answer("503 Service Unavailable", PLAIN, "the broker does not answer now\n"),

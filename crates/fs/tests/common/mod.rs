@@ -10,7 +10,7 @@ use partywall_daemon::Broker;
 use partywall_fs::remote::ServerAddress;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -200,6 +200,24 @@ impl World {
     pub(crate) fn mount(&self, options: &[&str]) -> Mounted {
         let folder = tempfile::Builder::new().prefix("partywall-mount-").tempdir().unwrap();
         self.mount_by(self.program(), folder, options)
+    }
+
+    /// The message with which a mount on this folder fails.
+    pub(crate) fn refused_mount(&self, folder: &Path) -> String {
+        let mut child = self.program();
+        child.arg("mount").arg("files:data").arg(folder).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut mount = Mounted {
+            process: Guard(child.spawn().unwrap()),
+            path: folder.to_owned(),
+            _folder: tempfile::tempdir().unwrap(),
+        };
+        // A mount that is made after all says so.
+        let mut said = String::new();
+        BufReader::new(mount.process.0.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said, "");
+        mount.process.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(mount.process.0.wait().unwrap().code(), Some(1), "{said}");
+        said
     }
 
     /// Mounts as another user, who may be unable to reach the program where it was built.

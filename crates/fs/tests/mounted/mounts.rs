@@ -53,6 +53,16 @@ fn request_keeps_its_user_and_root_is_squashed() {
 }
 
 #[test]
+fn directory_with_files_is_refused_as_mount_point() {
+    let Some(world) = world(Way::Calls, &[]) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("file"), "hidden").unwrap();
+    let refused = world.refused_mount(folder.path());
+    assert!(refused.contains("is not empty"), "{refused}");
+    assert_eq!(fs::read_to_string(folder.path().join("file")).unwrap(), "hidden");
+}
+
+#[test]
 fn mount_of_ordinary_user_ends_at_first_signal() {
     // A user that exists: `fusermount3` looks for the name.
     const NOBODY: u32 = 65534;

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use partywall::{Domain, Group};
-use partywall_terminal::{printable, table};
+use partywall_terminal::{bytes, printable, table, whole};
 use partywall_vhost::disk::control::{self, DiskControl, DiskReport};
 use partywall_vhost::disk::engine::DiskEngine;
 use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions, ImportOptions, ImportedDisk};
@@ -21,6 +21,7 @@ Data passes between the file and the machine's memory without a copy in this pro
 
 The machine's memory must be shared: -object memory-backend-memfd,id=ram,size=1G,share=on -machine memory-backend=ram.
 If this program ends or is killed, start it again with the same arguments: the machine reconnects, and no request is lost.
+A new back end waits up to 30 s until another process has unlocked the disk.
 
 Examples:
   partywall blk serve disk.raw --socket /run/disk.sock              a disk, in the foreground
@@ -31,7 +32,24 @@ Examples:
   partywall blk resize --socket /run/disk.sock 20G                  make it larger while it is in use
   partywall blk show --socket /run/disk.sock
   partywall blk export data /dev/vdb --domain store                 in machine a: offer a disk to other domains
-  partywall blk serve --from a.store:data --socket /run/data.sock   on the host: serve it to another machine";
+  partywall blk serve --from a.store:data --socket /run/data.sock   on the host: serve it to another machine
+
+Exit codes:
+  0   success, or stopped by a signal
+  1   a failure, also if the broker refuses or does not answer
+  2   wrong usage: unknown flag, value out of range";
+
+const COLUMNS: &str = "\
+Columns, counted since the back end started:
+  STATE           up: a driver uses the disk; no driver: a machine is connected; no machine
+  READS, WRITES   requests that were done, and READ, WRITTEN their bytes
+  FLUSHES         flushes that were done
+  COPIED          bytes that the back end copied, apart from copies of kernels
+  COPIES/READ     copies of each byte that was read; COPIES/WRITTEN of each that was written; - before the first
+  PASSED          written bytes that were passed on without a copy, in a buffer of a group
+  FAILED          requests that the file or device failed
+  REFUSED         requests that were invalid: beyond the end, misaligned or unknown
+  RECOVERED       requests that an earlier back end had taken and not completed";
 
 /// Disks for virtual machines without Partywall inside
 #[derive(Debug, Parser)]
@@ -48,6 +66,7 @@ enum BlkCommand {
     /// Offer a disk of this machine, container or host to other domains, in the foreground
     Export(DiskExportArgs),
     /// Show a disk and its counters
+    #[command(after_help = COLUMNS)]
     Show {
         #[command(flatten)]
         at: SocketArgs,
@@ -165,8 +184,8 @@ struct ServeArgs {
     /// Ignore discards of the guest, so that the file keeps its allocated blocks
     #[arg(long)]
     no_discard: bool,
-    /// Queues that the guest may use
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=MOST_QUEUES as i64))]
+    /// Queues that the guest may use, 1 to 16
+    #[arg(long, default_value_t = 4, value_parser = whole::<u16>(1..=MOST_QUEUES as u16))]
     queues: u16,
     /// Serial number that the guest sees, at most 20 characters [default: the file's name]
     #[arg(long)]
@@ -189,8 +208,8 @@ struct ServeArgs {
 struct ImportArgs {
     #[command(flatten)]
     join: JoinArgs,
-    /// Requests that the exporter executes at once; each takes a connection, of up to 8 MiB of memory on each side
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=32), requires = "from")]
+    /// Requests that the exporter executes at once, 1 to 32; each takes a connection, of up to 8 MiB of memory on each side
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole::<u16>(1..=32), requires = "from")]
     connections: u16,
     /// Group of which this domain and the exporter are members: written data lies in buffers of the group, where the exporter reads it
     #[arg(long, value_name = "NAME", requires = "from")]
@@ -198,7 +217,7 @@ struct ImportArgs {
     /// Name of the machine that uses the disk, a member of the group: data that it writes from another back end's buffer is not copied
     #[arg(long, value_name = "NAME", requires = "group")]
     machine: Option<String>,
-    /// Seconds that requests wait for an exporter that has gone or does not answer, before they fail
+    /// Seconds that the start, and later each request, waits for an exporter that is away or does not answer, before it fails
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "from")]
     grace: u64,
 }
@@ -237,7 +256,7 @@ struct DiskExportArgs {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    partywall_terminal::log_to_stderr("info");
+    partywall_terminal::log_of_service_to_stderr("info");
     partywall_terminal::end("partywall blk", run(cli.command))
 }
 
@@ -246,7 +265,11 @@ fn run(command: BlkCommand) -> Result<(), VhostError> {
         BlkCommand::Serve(arguments) => serve(*arguments),
         BlkCommand::Export(arguments) => export(arguments),
         BlkCommand::Show { at, json } => show(&control::ask(&at.socket, &DiskControl::Show)?, json),
-        BlkCommand::Resize { at, size } => say(control::ask(&at.socket, &DiskControl::Resize { size })?),
+        BlkCommand::Resize { at, size } => {
+            let answer = control::ask(&at.socket, &DiskControl::Resize { size })?;
+            let size = answer.as_u64().map_or_else(|| answer.to_string(), |n| format!("{} ({n} bytes)", bytes(n)));
+            say(format_args!("the size of {} is {size}", printable(&at.socket.to_string_lossy())))
+        }
         BlkCommand::Args { at, queues, libvirt } => {
             let socket = absolute(&at.socket)?;
             say(if libvirt { attach::libvirt(&socket, queues) } else { attach::arguments(&socket, queues) })
@@ -332,6 +355,22 @@ fn join_group(domain: &Domain, name: &str, target: &str, grace: Duration) -> Res
     }
 }
 
+/// The result of `start`; `None` at a signal before that. A start may wait for another back end or for an exporter, and what it has begun ends with
+/// the process.
+fn until_signal<T: Send + 'static>(start: impl FnOnce() -> T + Send + 'static) -> Result<Option<T>, VhostError> {
+    let mut signals = catch_signals()?;
+    let watcher = signals.handle();
+    let started = std::thread::spawn(move || {
+        let started = start();
+        watcher.close();
+        started
+    });
+    if signals.forever().next().is_some() {
+        return Ok(None);
+    }
+    started.join().map(Some).map_err(|_| VhostError::Refused("the start has ended by an internal fault".into()))
+}
+
 fn serve(arguments: ServeArgs) -> Result<(), VhostError> {
     let source = arguments.path.clone().or_else(|| arguments.from.clone().map(PathBuf::from)).unwrap_or_default();
     let mut options = DiskOptions::new(&source);
@@ -348,17 +387,20 @@ fn serve(arguments: ServeArgs) -> Result<(), VhostError> {
     }
     let socket = arguments.at.socket;
     let mut signals = catch_signals()?;
-    let (engine, handle) = match arguments.from {
-        None => DiskEngine::new(options, &socket, arguments.owner)?,
+    let (at, owner, from, importing) = (socket.clone(), arguments.owner, arguments.from, arguments.importing);
+    let started = until_signal(move || match from {
+        None => DiskEngine::new(options, &at, owner),
         Some(target) => {
-            let ImportArgs { join: joining, connections, grace, group, machine } = arguments.importing;
+            let ImportArgs { join: joining, connections, grace, group, machine } = importing;
             let (domain, grace) = (join(&joining)?, Duration::from_secs(grace));
             let group = group.map(|name| join_group(&domain, &name, &target, grace)).transpose()?.flatten();
             let machine = machine.filter(|_| group.is_some());
             let from = ImportOptions { domain, target, connections: connections.into(), grace, group, machine };
-            DiskEngine::import(options, from, &socket, arguments.owner)?
+            DiskEngine::import(options, from, &at, owner)
         }
-    };
+    })?;
+    let Some(started) = started else { return Ok(()) };
+    let (engine, handle) = started?;
     let running = std::thread::spawn(move || engine.run());
     let listener = Arc::new(control::listen(&socket)?);
     let (served, asked) = (Arc::clone(&listener), handle.clone());
@@ -403,13 +445,13 @@ fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
         ">SIZE",
         "STATE",
         ">READS",
-        ">BYTES",
+        ">READ",
         ">WRITES",
-        ">BYTES",
+        ">WRITTEN",
         ">FLUSHES",
         ">COPIED",
-        ">PER BYTE READ",
-        ">WRITTEN",
+        ">COPIES/READ",
+        ">COPIES/WRITTEN",
         ">PASSED",
         ">FAILED",
         ">REFUSED",
@@ -422,18 +464,22 @@ fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
     };
     let per = |copies: Option<f64>| copies.map_or_else(|| "-".to_owned(), |copies| format!("{copies:.2}"));
     let [read, written] = [per(report.copies.read), per(report.copies.written)];
-    let before = [
-        counters.reads,
-        counters.read_bytes,
-        counters.writes,
-        counters.written_bytes,
-        counters.flushes,
-        counters.copied_bytes,
-    ];
-    let behind = [counters.passed_bytes, counters.failed, counters.refused, counters.recovered];
-    let path = printable(&report.path.to_string_lossy()).to_string();
-    let cells = [path, report.capacity.to_string(), state.to_owned()];
-    let numbers = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>();
-    shown.add_row(cells.into_iter().chain(numbers(&before)).chain([read, written]).chain(numbers(&behind)));
+    shown.add_row([
+        printable(&report.path.to_string_lossy()).to_string(),
+        bytes(report.capacity),
+        state.to_owned(),
+        counters.reads.to_string(),
+        bytes(counters.read_bytes),
+        counters.writes.to_string(),
+        bytes(counters.written_bytes),
+        counters.flushes.to_string(),
+        bytes(counters.copied_bytes),
+        read,
+        written,
+        bytes(counters.passed_bytes),
+        counters.failed.to_string(),
+        counters.refused.to_string(),
+        counters.recovered.to_string(),
+    ]);
     say(shown)
 }

@@ -278,10 +278,15 @@ fn lock(file: &OwnedFd, options: &DiskOptions, limit: Duration) -> Result<(), Vh
         FlockOperation::NonBlockingLockExclusive
     };
     let deadline = Instant::now() + limit;
+    let mut waits = false;
     loop {
         match rustix::fs::flock(file, kind) {
             Ok(()) => return Ok(()),
             Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
+                if !std::mem::replace(&mut waits, true) {
+                    let path = options.path.display();
+                    tracing::info!("waiting until another process has unlocked {path} (up to {} s)", limit.as_secs());
+                }
                 std::thread::sleep(Duration::from_millis(2));
             }
             Err(Errno::WOULDBLOCK | Errno::INTR) => {

@@ -42,6 +42,14 @@ pub(super) enum Ended {
 }
 
 impl Ended {
+    /// The failure as it is reported. A failure of the peer begins with its name.
+    pub(super) fn report(self, peer: impl std::fmt::Display) -> CommandFailure {
+        match self {
+            Self::Peer(failure) => failure.context(peer),
+            Self::Local(failure) => failure,
+        }
+    }
+
     fn failure(self) -> CommandFailure {
         match self {
             Self::Peer(failure) | Self::Local(failure) => failure,

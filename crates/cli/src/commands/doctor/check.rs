@@ -84,7 +84,7 @@ impl DoctorReport {
                 lines.push(format!("       {:width$}  {}", "", check.means));
             }
             if let Some(remedy) = &check.remedy {
-                lines.push(format!("       {:width$}  do: {remedy}", ""));
+                lines.push(format!("       {:width$}  do: {}", "", remedy.replace('\n', "\n    ")));
             }
         }
         lines.push(format!("\n{} ok, {} to consider, {} missing", self.ok, self.warn, self.fail));

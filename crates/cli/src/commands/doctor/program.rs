@@ -1,10 +1,8 @@
 //! Whether one program can be accelerated by `partywall run`, and if not, why and what to do.
 
-use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use super::check::Check;
-use crate::exit::CommandFailure;
 use crate::program::Program;
 use crate::program::elf::Elf;
 use crate::program::libraries::Loaded;
@@ -16,23 +14,22 @@ const AREA: &str = "program";
 /// The calls by which a program comes to have a stream socket.
 const OPENERS: [&str; 5] = ["accept", "accept4", "connect", "listen", "socket"];
 
-pub(super) fn checks(command: &OsStr) -> Result<Vec<Check>, CommandFailure> {
-    let program = Program::find(command)?;
+pub(super) fn checks(program: &Program) -> Vec<Check> {
     let obstacles = program.obstacles();
-    let loaded = Loaded::of(&program);
-    let mut all = vec![file(&program), loading(&program, &obstacles), rights(&obstacles)];
+    let loaded = Loaded::of(program);
+    let mut all = vec![file(program), loading(program, &obstacles), rights(&obstacles)];
     if let Some(elf) = &program.elf
         && let (true, Some(loaded)) = (obstacles.is_empty(), &loaded)
     {
         all.push(libraries(loaded));
-        all.push(sockets(&program, elf, loaded));
+        all.push(sockets(program, elf, loaded));
         all.push(raw_calls(loaded));
         all.push(io_uring(loaded));
         all.push(own_filter(loaded));
     }
     all.push(filter_around_us());
     all.push(library(loaded.as_ref()));
-    Ok(all)
+    all
 }
 
 fn file(program: &Program) -> Check {

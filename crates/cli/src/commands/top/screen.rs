@@ -166,7 +166,8 @@ impl View {
             _ if self.typing => format!("filter: {}_   (Enter keeps it, Esc removes it)", self.choice.filter),
             ([], Some(row)) if narrow => format!("{}: {}", row.program, row.why),
             ([], _) => "q leaves, space holds, arrows scroll, s sorts, / filters".to_owned(),
-            (notes, _) => notes.join("; "),
+            // The lines after the first are a rule of the policy.
+            (notes, _) => notes.iter().filter_map(|note| note.lines().next()).collect::<Vec<_>>().join("; "),
         }
     }
 

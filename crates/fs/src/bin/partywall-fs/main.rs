@@ -6,7 +6,7 @@ mod locks;
 mod mount;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use partywall::Domain;
+use partywall::{Domain, Error, Refusal};
 use partywall_fs::FsError;
 use partywall_fs::export::{Export, ExportOptions, Squash};
 use partywall_fs::remote::{LONGEST_CACHE, Remote, RemoteOptions, ServerAddress};
@@ -32,7 +32,12 @@ Examples:
   partywall fs mount files:data /mnt                    mount it, in the foreground
   partywall fs unmount /mnt
   partywall fs export /srv/data --tcp 127.0.0.1:7100    the same over TCP, which authenticates nobody
-  partywall fs mount --transport tcp 127.0.0.1:7100 /mnt";
+  partywall fs mount --transport tcp 127.0.0.1:7100 /mnt
+
+Exit codes:
+  0   success, or stopped by a signal
+  1   a failure, also if the broker refuses or does not answer
+  2   wrong usage: unknown flag, malformed value";
 
 /// A file system of another domain
 #[derive(Debug, Parser)]
@@ -133,7 +138,7 @@ struct MountArgs {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    partywall_terminal::log_to_stderr("info");
+    partywall_terminal::log_of_service_to_stderr("info");
     let outcome = match &cli.command {
         FsCommand::Export(args) => export(&cli, args),
         FsCommand::Mount(args) => mount(&cli, args),
@@ -223,6 +228,18 @@ fn cache_time(seconds: f64) -> Result<Duration, FsError> {
     Duration::try_from_secs_f64(seconds).map_err(|_| FsError::Refused("--cache takes seconds from 0 on".into()))
 }
 
+/// Adds the remedy to the error of an export that is not there.
+fn explain(error: FsError, target: &str) -> FsError {
+    match error {
+        FsError::Partywall(Error::Refused { code: Refusal::NoSuchDomain | Refusal::NoSuchService, .. }) => {
+            FsError::Refused(format!(
+                "{error}\n  start its export first: `partywall fs export DIRECTORY --as {target}`; `partywall list` shows what exists"
+            ))
+        }
+        other => other,
+    }
+}
+
 fn mount(cli: &Cli, args: &MountArgs) -> Result<(), FsError> {
     let mut options = RemoteOptions::default();
     options.timeout = Duration::from_secs(args.timeout.max(1));
@@ -245,7 +262,7 @@ fn mount(cli: &Cli, args: &MountArgs) -> Result<(), FsError> {
             calls: transport == TransportArg::Partywall,
         },
     };
-    let remote = Remote::connect(address, options)?;
+    let remote = Remote::connect(address, options).map_err(|error| explain(error, &args.target))?;
     let by = match (args.transport, remote.has_calls()) {
         (TransportArg::Tcp, _) => "TCP",
         (_, true) => "calls",

@@ -35,6 +35,7 @@ pub(crate) fn run(
         signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(FsError::system("catch signals"))?;
     let mountpoint = std::fs::canonicalize(mountpoint)
         .map_err(FsError::system(format!("find the directory {}", mountpoint.display())))?;
+    check_empty(&mountpoint)?;
     let acl = if settings.allow_other { SessionACL::All } else { SessionACL::Owner };
     let mut config = Config::default();
     config.acl = acl;
@@ -102,6 +103,16 @@ pub(crate) fn run(
     }
 }
 
+/// Refuses a directory with files, which the mount would hide. A directory that cannot be read is left to the kernel.
+fn check_empty(mountpoint: &Path) -> Result<(), FsError> {
+    let has_entry = std::fs::read_dir(mountpoint).is_ok_and(|mut entries| entries.next().is_some());
+    if has_entry && !is_mounted_by_us(mountpoint)? {
+        let why = "is not empty, and a mount would hide its files; choose an empty directory";
+        return Err(FsError::Refused(format!("{} {why}", mountpoint.display())));
+    }
+    Ok(())
+}
+
 /// The number of the file system at a path, from what the kernel knows without asking it.
 fn device_of(path: &Path) -> Option<(u32, u32)> {
     let found = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()).ok()?;
@@ -134,17 +145,20 @@ fn mount(mountpoint: &Path, settings: &MountSettings, is_read_only: bool) -> Res
 pub(crate) fn unmount(mountpoint: &Path) -> Result<(), FsError> {
     let path = std::path::absolute(mountpoint)
         .map_err(FsError::system(format!("find the directory {}", mountpoint.display())))?;
-    // Without a server that answers, nothing but the kernel's own table can be asked.
-    let table = std::fs::read_to_string("/proc/self/mounts").map_err(FsError::system("read the table of mounts"))?;
-    let is_ours = table.lines().any(|line| {
-        let mut fields = line.split(' ').skip(1);
-        let at = fields.next().map(unescape);
-        at.as_deref().is_some_and(|at| Path::new(at) == path) && fields.next() == Some("fuse.partywall")
-    });
-    if !is_ours {
+    if !is_mounted_by_us(&path)? {
         return Err(FsError::Refused(format!("{} is no mount of partywall", path.display())));
     }
     detach(&path)
+}
+
+/// Whether this program has mounted an export at a path. Without a server that answers, nothing but the kernel's own table can be asked.
+fn is_mounted_by_us(path: &Path) -> Result<bool, FsError> {
+    let table = std::fs::read_to_string("/proc/self/mounts").map_err(FsError::system("read the table of mounts"))?;
+    Ok(table.lines().any(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let at = fields.next().map(unescape);
+        at.as_deref().is_some_and(|at| Path::new(at) == path) && fields.next() == Some("fuse.partywall")
+    }))
 }
 
 /// Unmounts a path: by the kernel's call as root, and by `fusermount3` as another user.

@@ -4,7 +4,7 @@ mod manual;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use partywall_terminal::{printable, table};
+use partywall_terminal::{bytes, printable, table, whole};
 use partywall_vhost::attach::CardSettings;
 use partywall_vhost::config::{
     ConfigSource, LONGEST_AGE, LONGEST_HOLD, SAMPLE_CONFIG, SwitchSettings, parse_host_address, parse_rate,
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The smallest that IPv4 allows. Linux refuses a card with less.
-const SHORTEST_MTU: i64 = 68;
+const SHORTEST_MTU: u16 = 68;
 
 const AFTER: &str = "\
 A switch connects network cards of virtual machines on this host, and tap devices. The machines need only a virtio network \
@@ -45,7 +45,21 @@ Examples:
   partywall net reload lan                              bring the changed file into force
   partywall net list                                    the switches of this host
   partywall net show lan
-  partywall net remove lan c";
+  partywall net remove lan c
+
+Exit codes:
+  0   success, or stopped by a signal
+  1   a failure
+  2   wrong usage: unknown flag, value out of range";
+
+const COLUMNS: &str = "\
+Columns, counted since the port was added:
+  STATE       up: a driver uses the card; no driver: a machine is connected; no machine; uplink, or no device, of a tap device
+  OUT         frames that the machine has sent, and SENT their bytes
+  IN          frames that the machine has received, and RECEIVED their bytes
+  NO BUFFERS  frames for the machine that were lost because it had no receive buffer
+  REFUSED     its frames with a forbidden source address, beyond the limit of floods, or malformed
+  ERRORS      times that its driver or QEMU broke the rules";
 
 /// A network switch for virtual machines without Partywall inside
 #[derive(Debug, Parser)]
@@ -121,6 +135,7 @@ enum NetCommand {
         json: bool,
     },
     /// Show the ports of a switch and their counters
+    #[command(after_help = COLUMNS)]
     Show {
         /// The switch
         switch: String,
@@ -174,11 +189,11 @@ enum NetCommand {
 
 #[derive(Debug, clap::Args)]
 struct CardArgs {
-    /// Pairs of queues of the card; a guest uses one for each of its processors
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=PAIRS as i64))]
+    /// Pairs of queues of the card, 1 to 4; a guest uses one for each of its processors
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u16>(1..=PAIRS as u16))]
     queues: u16,
-    /// Largest packet that the guest sends, in bytes [default: the guest's own, usually 1500]
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(SHORTEST_MTU..))]
+    /// Largest packet that the guest sends, in bytes, 68 to 65535 [default: the guest's own, usually 1500]
+    #[arg(long, value_name = "BYTES", value_parser = whole::<u16>(SHORTEST_MTU..=u16::MAX))]
     mtu: Option<u16>,
 }
 
@@ -224,7 +239,7 @@ impl PortArgs {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    partywall_terminal::log_to_stderr("info");
+    partywall_terminal::log_of_service_to_stderr("info");
     partywall_terminal::end("partywall net", run(&cli))
 }
 
@@ -480,7 +495,7 @@ fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
         return say(value);
     }
     let mut shown =
-        table(&["PORT", "STATE", ">SENT", ">BYTES", ">RECEIVED", ">BYTES", ">NO BUFFERS", ">REFUSED", ">ERRORS"]);
+        table(&["PORT", "STATE", ">OUT", ">SENT", ">IN", ">RECEIVED", ">NO BUFFERS", ">REFUSED", ">ERRORS"]);
     for row in report(value)?.ports {
         let c = row.counters;
         let state = match (row.port.tap, row.connected, row.occupied) {
@@ -491,9 +506,9 @@ fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
             (false, false, false) => "no machine",
         };
         let refused = c.spoofed + c.flood_limited + c.malformed;
-        let numbers = [c.sent, c.sent_bytes, c.received, c.received_bytes, c.no_buffers, refused, c.broken];
-        let cells = [row.port.name, state.to_owned()].into_iter().chain(numbers.map(|n| n.to_string()));
-        shown.add_row(cells);
+        let carried = [c.sent.to_string(), bytes(c.sent_bytes), c.received.to_string(), bytes(c.received_bytes)];
+        let lost = [c.no_buffers, refused, c.broken].map(|n| n.to_string());
+        shown.add_row([row.port.name, state.to_owned()].into_iter().chain(carried).chain(lost));
     }
     say(shown)
 }
@@ -520,13 +535,13 @@ mod tests {
                 assert!(parse(words).is_ok(), "{command} {words}");
             }
             for (words, range) in [
-                ("--queues 0", "1..=4"),
-                ("--queues 5", "1..=4"),
-                ("--mtu 67", "68..=65535"),
-                ("--mtu 65536", "68..=65535"),
+                ("--queues 0", "1 to 4"),
+                ("--queues 5", "1 to 4"),
+                ("--mtu 67", "68 to 65535"),
+                ("--mtu 65536", "68 to 65535"),
             ] {
                 let refused = parse(words).unwrap_err().to_string();
-                assert!(refused.contains(&format!("is not in {range}")), "{refused}");
+                assert!(refused.contains(&format!("from {range}")), "{refused}");
             }
         }
     }

@@ -68,10 +68,16 @@ pub(super) enum Unconnected {
 /// The first session. The exporter may still be ending that of an earlier back end.
 pub(super) fn connect_within(domain: &Domain, target: &str, grace: Duration) -> Result<ExportLink, VhostError> {
     let until = Instant::now() + grace;
+    let mut waits = false;
     loop {
         match ExportLink::connect(domain, target, GREETING) {
             Err(e) if Instant::now() >= until => return Err(e),
-            Err(_) => std::thread::sleep(PAUSE),
+            Err(error) => {
+                if !std::mem::replace(&mut waits, true) {
+                    tracing::info!(%error, "waiting for {target} (up to {} s)", grace.as_secs());
+                }
+                std::thread::sleep(PAUSE);
+            }
             link => return link,
         }
     }
