@@ -31,7 +31,7 @@ clean_up() {
     for cgroup in "${cgroups[@]}"; do
         # The processes of the container have been killed, and may not have ended.
         for _ in $(seq 100); do
-            find "$cgroup" -depth -type d -exec rmdir {} + 2> /dev/null
+            find "$cgroup" -depth -type d -exec rmdir {} + 2> /dev/null || true
             [ -e "$cgroup" ] || break
             sleep 0.1
         done

@@ -164,14 +164,19 @@ packages() {
     echo "setup: installing ${missing[*]}"
     "${as[@]}" apt-get update -qq
     # Servers are wanted as programs: none is to run on this machine because of us, now or from the next start on.
-    local rules=/usr/sbin/policy-rc.d ours= failed=0
-    if [ ! -e "$rules" ]; then
-        ours=$rules
-        printf '#!/bin/sh\nexit 101\n' | "${as[@]}" tee "$rules" > /dev/null
+    local rules=/usr/sbin/policy-rc.d mark='# Partywall, while it installs packages' failed=0
+    # One of an earlier run that was killed is ours, too.
+    if [ ! -e "$rules" ] || grep -qsF "$mark" "$rules"; then
+        trap "${as[*]} rm -f $rules" EXIT
+        trap 'exit 130' INT TERM HUP
+        printf '#!/bin/sh\n%s\nexit 101\n' "$mark" | "${as[@]}" tee "$rules" > /dev/null
         "${as[@]}" chmod 755 "$rules"
     fi
     "${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null || failed=$?
-    [ -z "$ours" ] || "${as[@]}" rm -f "$ours"
+    if grep -qsF "$mark" "$rules"; then
+        "${as[@]}" rm -f "$rules"
+        trap - EXIT INT TERM HUP
+    fi
     [ "$failed" -eq 0 ] || die "apt-get could not install ${missing[*]}"
     local service
     for service in redis-server nginx postgresql memcached ssh iperf3 etcd; do
