@@ -14,13 +14,17 @@
 //! the program. To put one there, the soft limit is raised for that moment.
 
 use crate::table::{self, DescriptorKind, Entry};
+use crate::{process, sys};
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// How many numbers above the soft limit are for us.
 const ABOVE: u64 = 16_384;
+/// The longest wait for that thread. Three calls of the kernel take less.
+const LONGEST_RAISE: Duration = Duration::from_millis(1);
 /// A thread has raised the soft limit for a moment.
 static RAISED: AtomicBool = AtomicBool::new(false);
 
@@ -69,6 +73,20 @@ pub(crate) fn are_plenty(fd: BorrowedFd<'_>) -> bool {
     lowest(0) < top / 2 && lowest(floor) < floor + (top - floor) / 2
 }
 
+/// This process makes a child, which [`process::births`] says already: waits until no thread has the soft limit raised.
+pub(crate) fn before_birth() {
+    let begin = sys::now();
+    // A handler that interrupts the thread that has raised it would wait for itself.
+    while RAISED.load(Ordering::SeqCst) && sys::now().saturating_sub(begin) < LONGEST_RAISE {
+        rustix::thread::sched_yield();
+    }
+}
+
+/// This process is a child. The thread that may have been about to raise the limit is not here.
+pub(crate) fn became_child() {
+    RAISED.store(false, Ordering::Release);
+}
+
 /// Where the soft limit may be raised to, if there are numbers above it that we can remember.
 fn room_above(limit: &Rlimit) -> Option<(u64, u64)> {
     let soft = limit.current?;
@@ -82,7 +100,12 @@ fn move_above(fd: &OwnedFd) -> Option<OwnedFd> {
     let limit = getrlimit(Resource::Nofile);
     let (soft, top) = room_above(&limit)?;
     // EDGE raised-limit: acquires from the store below, so that the limit asked for here is that of before or after.
-    if RAISED.swap(true, Ordering::Acquire) {
+    if RAISED.swap(true, Ordering::SeqCst) {
+        return None;
+    }
+    // A child would keep the raised limit, and so would the program that it executes. Either this thread sees the birth, or that one sees the word.
+    if process::births().is_none() {
+        RAISED.store(false, Ordering::Release);
         return None;
     }
     // Asked again: the first answer may have been another thread's raised limit.
@@ -133,4 +156,24 @@ pub(crate) fn take_back(number: c_int) -> Option<OwnedFd> {
 /// Whether the program must not touch it.
 pub(crate) fn is(number: c_int) -> bool {
     table::get(number).kind() == DescriptorKind::Hidden
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limit_is_not_raised_while_a_child_is_made() {
+        let file = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let limit = || getrlimit(Resource::Nofile).current;
+        let birth = process::Birth::begin();
+        before_birth();
+        let before = limit();
+        assert!((0..1000).all(|_| move_above(&file).is_none() && limit() == before));
+        drop(birth);
+        if room_above(&getrlimit(Resource::Nofile)).is_some() {
+            // Another test may make a child, or move a descriptor.
+            assert!((0..100_000).any(|_| move_above(&file).is_some()));
+        }
+    }
 }

@@ -111,9 +111,13 @@ fn survey(handlers: &AtomicU32, before: u32) -> u32 {
 }
 
 /// Called after a wait that a handler interrupted. A thread that is being cancelled ends here.
-pub(crate) fn all_restart() -> bool {
+pub(crate) fn end_if_cancelled() {
     // SAFETY: no lock is held and nothing is half done where waits are interrupted.
     unsafe { pthread_testcancel() };
+}
+
+/// Whether no handler of the program makes an interrupted call fail.
+pub(crate) fn all_restart() -> bool {
     all().all(|signal| answer(signal) != SignalHandling::Interrupts)
 }
 

@@ -31,6 +31,15 @@ impl ProgramAddress {
         self.address.is_null()
     }
 
+    /// Whether it is none that a socket could be connected to: `connect` disconnects a socket by it.
+    pub(crate) fn is_unspecified(self) -> bool {
+        // SAFETY: by the invariant there are `len` bytes to read, which is at least what is read here.
+        let family = || unsafe { self.address.cast::<libc::sa_family_t>().read_unaligned() };
+        !self.address.is_null()
+            && self.len as usize >= size_of::<libc::sa_family_t>()
+            && c_int::from(family()) == libc::AF_UNSPEC
+    }
+
     /// An internet address; `None` for other families.
     pub(crate) fn read(self) -> Option<SocketAddr> {
         self.read_with_scope().map(|(address, _)| address)

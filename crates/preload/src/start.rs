@@ -36,6 +36,7 @@ extern "C" fn finish() {
 
 extern "C" fn before_fork() {
     process::before_fork();
+    crate::hidden::before_birth();
     crate::conn::fork::before();
     crate::ready::before_fork();
     crate::datagram::before_fork();
@@ -51,6 +52,7 @@ extern "C" fn after_fork_in_parent() {
 extern "C" fn after_fork_in_child() {
     process::became_child();
     crate::sys::became_child();
+    crate::hidden::became_child();
     crate::datagram::forked(true);
     crate::conn::fork::in_child();
     crate::broker::after_fork();

@@ -132,27 +132,32 @@ fn new_broker_lists_existing_rings_until_they_end() {
 
 #[test]
 fn connection_has_rings_again_after_exec_of_its_server() {
-    has_rings_again_after_exec("told_client.py", None);
+    has_rings_again_after_exec("told_client.py", None, &[]);
+}
+
+#[test]
+fn connection_has_rings_again_after_execveat_of_its_server() {
+    has_rings_again_after_exec("told_client.py", None, &["execveat"]);
 }
 
 #[test]
 fn connection_of_several_threads_has_rings_again_after_exec() {
-    has_rings_again_after_exec("duplex_client.py", None);
+    has_rings_again_after_exec("duplex_client.py", None, &[]);
 }
 
 /// The server has closed its listener, and nothing else in its namespace listens.
 #[test]
 fn connection_between_namespaces_has_rings_again_after_exec() {
     let Some(spaces) = Namespaces::create() else { return };
-    has_rings_again_after_exec("told_client.py", Some(&spaces));
+    has_rings_again_after_exec("told_client.py", Some(&spaces), &[]);
 }
 
-fn has_rings_again_after_exec(client: &str, spaces: Option<&Namespaces>) {
+fn has_rings_again_after_exec(client: &str, spaces: Option<&Namespaces>, how: &[&str]) {
     let (world, folder) = (World::new(), tempfile::tempdir().unwrap());
     let stage = Stage { world: Some(&world), spaces, folder };
     let switch = Switch::new(&world);
-    let (mut server, mut client) =
-        talk_between(&stage, ["exec_server.py", client], |arguments| stage.server(&python(), arguments), &[]);
+    let server = |arguments: &[&str]| stage.server(&python(), &[arguments, how].concat());
+    let (mut server, mut client) = talk_between(&stage, ["exec_server.py", client], server, &[]);
     client.do_("connect");
     eventually("they meet", || {
         client.do_("talk 100");

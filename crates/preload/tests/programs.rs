@@ -328,8 +328,8 @@ fn connections_that_are_handed_to_other_programs() {
             stage.await_listener(&mut running, port);
             let out = stage.client(&python(), &[&script("handing_client.py"), address, &p]);
             running.stop();
-            assert_eq!(out.matches("from another program, ").count(), 11, "{out}");
-            assert_eq!(out.matches("which has read what was left unread").count(), 3, "{out}");
+            assert_eq!(out.matches("from another program, ").count(), 13, "{out}");
+            assert_eq!(out.matches("which has read what was left unread").count(), 5, "{out}");
             out
         },
         50 << 10,

@@ -3,9 +3,10 @@
 
 use super::adopt::adopt;
 use super::close::forget;
+use crate::conn::{Conn, ends};
 use crate::sockaddr::ProgramAddress;
 use crate::table::{self, DescriptorKind, Entry};
-use crate::{broker, datagram, ready, real, sys, unconnected};
+use crate::{broker, datagram, ready, real, sys, unconnected, watched};
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use partywall_shm::status::Role;
 use std::net::SocketAddr;
@@ -39,6 +40,23 @@ unsafe fn begin_before(fd: c_int, address: *const sockaddr, len: socklen_t) -> O
     (entry.kind() == DescriptorKind::Connection).then_some(entry)
 }
 
+/// The kernel has disconnected a socket, which stays open and may be connected again. All its descriptors are the kernel's from here on: sets
+/// may have it, so its next connection stays on TCP.
+fn disconnected(conn: &'static Conn, fd: c_int) {
+    let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
+    sys::read_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
+    ready::disconnected(conn);
+    let entry = table::get(fd);
+    for (fd, _) in table::entries(0, u32::MAX).filter(|(_, other)| *other == entry) {
+        watched::watch(fd);
+        unconnected::goes_elsewhere(fd);
+        forget(fd);
+    }
+    // A connection that ends with unread bytes has changed it.
+    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+    ends::note();
+}
+
 export! {
     /// `connect`. Blocking or not, the connection counts from its first byte.
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
@@ -63,6 +81,14 @@ export! {
         }
         // SAFETY: the caller's address, of as many bytes as it says. It is followed only after the kernel has read it without `EFAULT`.
         let given = unsafe { ProgramAddress::new(address, len) };
+        if result == 0
+            && given.is_unspecified()
+            && let Some(conn) = Conn::of(fd)
+        {
+            disconnected(conn, fd);
+            sys::restore_errno(errno);
+            return result;
+        }
         if fd >= 0
             && is_under_way
             && table::get(fd) == Entry::NONE
@@ -98,3 +124,6 @@ export! {
         fd
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,11 @@
 //! `exec`: another program takes the sockets over that stay open, and it knows nothing of rings.
 #![expect(unsafe_code, reason = "C functions, and the caller's lists of arguments")]
 
-use super::inherited::{InheritedNote, environment, name_of, name_of_descriptor, stays_open};
+use super::inherited::{InheritedNote, environment, name_at, name_of, name_of_descriptor, stays_open};
 use crate::conn::{self, Conn, Descent};
 use crate::table::{self, DescriptorKind};
-use crate::{process, ready, real, sys};
-use libc::{c_char, c_int};
+use crate::{hidden, process, ready, real, sys};
+use libc::{c_char, c_int, c_ulong};
 use partywall_shm::status::Reason;
 use rustix::io::Errno;
 
@@ -23,6 +23,9 @@ fn see_off(goes_on: bool) {
             ready::hand_over(fd);
         }
     }
+    if !goes_on && !visits {
+        conn::await_lone_hold(inherited());
+    }
     let descent =
         |conn: &'static Conn| Descent { conn, reason: Reason::Exec, shared: goes_on || visits || conn.is_shared() };
     let mut any = false;
@@ -38,6 +41,13 @@ fn see_off(goes_on: bool) {
     for conn in inherited() {
         descent(conn).end(begin);
     }
+}
+
+/// A child is made by the C library, which calls no handler.
+fn begin_birth() -> process::Birth {
+    let birth = process::Birth::begin();
+    hidden::before_birth();
+    birth
 }
 
 export! {
@@ -82,7 +92,7 @@ export! {
         argv: *const *mut c_char,
         envp: *const *mut c_char,
     ) -> c_int {
-        let _birth = process::Birth::begin();
+        let _birth = begin_birth();
         see_off(true);
         // SAFETY: the caller's arguments, passed on.
         unsafe { real::posix_spawn(pid, path, actions, attributes, argv, envp) }
@@ -97,7 +107,7 @@ export! {
         argv: *const *mut c_char,
         envp: *const *mut c_char,
     ) -> c_int {
-        let _birth = process::Birth::begin();
+        let _birth = begin_birth();
         see_off(true);
         // SAFETY: the caller's arguments, passed on.
         unsafe { real::posix_spawnp(pid, file, actions, attributes, argv, envp) }
@@ -105,7 +115,7 @@ export! {
 
     /// `system`
     fn system(command: *const c_char) -> c_int {
-        let _birth = process::Birth::begin();
+        let _birth = begin_birth();
         see_off(true);
         // SAFETY: the caller's argument, passed on.
         unsafe { real::system(command) }
@@ -113,7 +123,7 @@ export! {
 
     /// `popen`
     fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
-        let _birth = process::Birth::begin();
+        let _birth = begin_birth();
         see_off(true);
         // SAFETY: the caller's arguments, passed on.
         unsafe { real::popen(command, mode) }
@@ -125,6 +135,26 @@ export! {
         see_off(false);
         // SAFETY: the caller's arguments, passed on.
         unsafe { note.run(envp, |envp| real::fexecve(fd, argv, envp), || real::fexecve(fd, argv, envp)) }
+    }
+
+    /// `execveat`
+    fn execveat(
+        folder: c_int,
+        path: *const c_char,
+        argv: *const *const c_char,
+        envp: *const *const c_char,
+        flags: c_int,
+    ) -> c_int {
+        let note = InheritedNote::take(name_at(folder, path));
+        see_off(false);
+        // By its number: older C libraries have no such function.
+        let run = |envp: *const *const c_char| {
+            let (path, argv, envp) = (path.addr() as c_ulong, argv.addr() as c_ulong, envp.addr() as c_ulong);
+            // SAFETY: the caller's arguments, passed on.
+            unsafe { real::syscall(libc::SYS_execveat, folder as c_ulong, path, argv, envp, flags as c_ulong, 0) as c_int }
+        };
+        // SAFETY: the caller's environment.
+        unsafe { note.run(envp, run, || run(envp)) }
     }
 }
 

@@ -191,6 +191,21 @@ pub(super) fn name_of_descriptor(fd: c_int) -> Option<u64> {
     Some(hash(&name.bytes[..name.len]))
 }
 
+/// The name by which the kernel runs a program that `execveat` executes. `None` if it cannot be read, or is no text.
+pub(super) fn name_at(folder: c_int, path: *const c_char) -> Option<u64> {
+    // SAFETY: the caller's argument, a C string as far as it can be read.
+    let path = unsafe { text(path, LENGTH) }?;
+    if path.is_empty() {
+        return name_of_descriptor(folder);
+    }
+    if folder == libc::AT_FDCWD || path[0] == b'/' {
+        return Some(hash(path));
+    }
+    let mut name = InheritedNote::NONE;
+    write!(name, "/dev/fd/{folder}/{}", str::from_utf8(path).ok()?).ok()?;
+    Some(hash(&name.bytes[..name.len]))
+}
+
 /// Whether this program is the one that a note is for.
 fn is_this_program(name: u64) -> bool {
     // SAFETY: the kernel's own value: the name by which it was told to execute this program, on the stack for as long as it runs.

@@ -183,6 +183,13 @@ pub(crate) mod testing {
         take(unsafe { super::write::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) })
     }
 
+    /// At the offset that stands for the descriptor's own.
+    pub(crate) fn pwritev2(fd: c_int, bytes: &[u8]) -> Result<usize, Errno> {
+        let list = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+        // SAFETY: a list of one slice, which the call only reads.
+        take(unsafe { super::write::pwritev2(fd, list.as_ptr(), 1, -1, 0) })
+    }
+
     pub(crate) fn recv(fd: c_int, len: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0; len];
         // SAFETY: a vector of that length.
@@ -212,12 +219,12 @@ pub(crate) mod testing {
         unsafe { super::msg::recvmsg(fd, message, flags) }
     }
 
-    /// A list of one message, with no room for bytes.
-    pub(crate) fn recvmmsg(fd: c_int, flags: c_int) -> Result<usize, Errno> {
-        // SAFETY: zeros are an empty message.
-        let mut one: libc::mmsghdr = unsafe { std::mem::zeroed() };
-        // SAFETY: a list of one, without a timeout.
-        take(unsafe { super::msg::recvmmsg(fd, &raw mut one, 1, flags, std::ptr::null_mut()) } as isize)
+    /// A list of `N` messages, with no room for bytes.
+    pub(crate) fn recvmmsg<const N: usize>(fd: c_int, flags: c_int) -> Result<usize, Errno> {
+        // SAFETY: zeros are empty messages.
+        let mut list: [libc::mmsghdr; N] = unsafe { std::mem::zeroed() };
+        // SAFETY: a list of `N`, without a timeout.
+        take(unsafe { super::msg::recvmmsg(fd, list.as_mut_ptr(), N as _, flags, std::ptr::null_mut()) } as isize)
     }
 
     /// Milliseconds. A wait of this time has hung.

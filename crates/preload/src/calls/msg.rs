@@ -186,6 +186,11 @@ export! {
 
     /// `recvmmsg`
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
+        if flags & libc::MSG_ERRQUEUE == 0
+            && let Some(error) = datagram::take_error(fd)
+        {
+            return sys::fail(error) as c_int;
+        }
         if Conn::of(fd).is_none() && !datagram::has_rings(fd) {
             datagram::join_group(fd);
             // SAFETY: the caller's messages, if there are any. `mmsghdr` begins with its `msghdr`.
@@ -228,9 +233,12 @@ export! {
             // SAFETY: a message of the caller's.
             let got = unsafe { recvmsg(fd, &raw mut one.msg_hdr, flags) };
             if got < 0 {
-                if done > 0 && let Some(conn) = Conn::of(fd) {
+                if done > 0 {
                     // Told by the next call.
-                    conn.errors().keep(Err(sys::errno()));
+                    match Conn::of(fd) {
+                        Some(conn) => conn.errors().keep(Err(sys::errno())),
+                        None => datagram::keep_error(fd, sys::errno()),
+                    }
                 }
                 return if done > 0 { done.cast_signed() } else { -1 };
             }

@@ -1,10 +1,10 @@
 //! `select` and its kin.
 #![expect(unsafe_code, reason = "C functions")]
 
-use crate::patience::TimeLimit;
+use crate::patience::{self, TimeLimit};
 use crate::ready;
 use crate::{real, sys};
-use libc::{c_int, fd_set, sigset_t, timespec, timeval};
+use libc::{c_int, c_long, fd_set, sigset_t, timespec, timeval};
 use rustix::io::Errno;
 use std::ptr;
 use std::time::Duration;
@@ -180,6 +180,62 @@ export! {
             _ => unsafe { real::pselect(count, r, w, e, timeout, mask) },
         }
     }
+}
+
+/// The last argument of the system call `pselect6`.
+#[repr(C)]
+pub(super) struct MaskArgument {
+    mask: *const u64,
+    size: usize,
+}
+
+impl MaskArgument {
+    /// The C library's form of the mask; the outer `None` if the kernel would not take it.
+    fn to_set(&self) -> Option<Option<sigset_t>> {
+        if self.mask.is_null() {
+            return Some(None);
+        }
+        if self.size != size_of::<u64>() || !sys::is_readable(self.mask, 1) {
+            return None;
+        }
+        // SAFETY: all zeros is a valid value.
+        let mut set: sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: 8 readable bytes; the C library's set begins with the kernel's, and is larger.
+        unsafe { (&raw mut set).cast::<u64>().write(self.mask.read_unaligned()) };
+        Some(Some(set))
+    }
+}
+
+/// The system call `pselect6`. In contrast to `pselect`, it stores the time that is left.
+///
+/// # Safety
+/// As the system call; `kernel` makes it.
+pub(super) unsafe fn pselect6(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    timeout: *mut timespec,
+    mask: *const MaskArgument,
+    kernel: impl FnOnce() -> c_long,
+) -> c_long {
+    let mask = match sys::is_readable(mask, 1) {
+        // SAFETY: readable, and the caller's.
+        true => unsafe { mask.read_unaligned() }.to_set(),
+        false if mask.is_null() => Some(None),
+        false => None,
+    };
+    // SAFETY: the caller's time.
+    let patience = TimeLimit::from_timespec(unsafe { timeout.as_ref() });
+    // SAFETY: the caller's sets.
+    let sets = patience.as_ref().and_then(|patience| unsafe { Sets::new(count, sets, patience) });
+    let (Some(mask), Some(sets), Some(mut patience)) = (mask, sets, patience) else { return kernel() };
+    let _ = patience.left();
+    // SAFETY: no mask, or one that outlives the call.
+    let found = unsafe { sets.select(patience, mask.as_ref().map_or(ptr::null(), ptr::from_ref)) };
+    // SAFETY: the caller's time.
+    if let (Some(time), Some(left)) = (unsafe { timeout.as_mut() }, patience.left()) {
+        *time = patience::timespec(left);
+    }
+    answer(found).into()
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ export! {
             (None, Some(conn)) => {
                 with_conn(conn, to, kernel, KernelCall::sent, |conn| from_pipe(conn, from, to, len, dont_wait))
             }
-            (None, None) => kernel(),
+            (None, None) => crate::datagram::past_rings(to, kernel),
         }
     }
 }
@@ -77,7 +77,7 @@ fn with_conn(
 /// # Safety
 /// `offset` is null, or valid for reads and writes during the call, in which nothing else uses it.
 unsafe fn send(to: c_int, from: c_int, offset: *mut off_t, count: size_t, kernel: impl Fn() -> ssize_t) -> ssize_t {
-    let Some(conn) = Conn::of(to) else { return kernel() };
+    let Some(conn) = Conn::of(to) else { return crate::datagram::past_rings(to, kernel) };
     with_conn(conn, to, kernel, KernelCall::sent, |conn| {
         // SAFETY: by this function's contract.
         let offset = unsafe { offset.as_mut() };
@@ -252,9 +252,9 @@ fn to_pipe(conn: &'static Conn, from: c_int, pipe: c_int, len: usize, dont_wait:
     let mut done = 0;
     // Some at least, as far as there are some; never in the pipe's way while the connection is held.
     while done < len.min(MOST) {
-        let dont_wait = dont_wait || done > 0;
-        let got = pipe_is_ready(pipe, PollFlags::OUT, dont_wait).and_then(|()| {
-            conn.receive_into(from, (len - done).min(WHOLE), dont_wait, |bytes, n| {
+        // `SPLICE_F_NONBLOCK` concerns the pipe alone: a socket that waits does so in this call too.
+        let got = pipe_is_ready(pipe, PollFlags::OUT, dont_wait || done > 0).and_then(|()| {
+            conn.receive_into(from, (len - done).min(WHOLE), done > 0, |bytes, n| {
                 // SAFETY: the ring's own memory, which the kernel copies as it is at that moment.
                 sys::take(unsafe { real::write(pipe, bytes.cast(), n.min(WHOLE)) })
             })

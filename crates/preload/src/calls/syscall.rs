@@ -46,6 +46,7 @@ export! {
                 libc::SYS_setsockopt => sockopt::setsockopt(fd, second, third, d as _, e as _).into(),
                 libc::SYS_getsockopt => sockopt::getsockopt(fd, second, third, d as _, e as _).into(),
                 libc::SYS_execve => exec::execve(a as _, b as _, c as _).into(),
+                libc::SYS_execveat => exec::execveat(fd, b as _, c as _, d as _, e as c_int).into(),
                 #[cfg(target_arch = "x86_64")]
                 libc::SYS_epoll_create => epoll::epoll_create(fd).into(),
                 libc::SYS_epoll_create1 => epoll::epoll_create1(fd).into(),
@@ -59,6 +60,10 @@ export! {
                 libc::SYS_ppoll => poll::ppoll(a as _, b as _, c as _, d as _).into(),
                 #[cfg(target_arch = "x86_64")]
                 libc::SYS_select => select::select(fd, b as _, c as _, d as _, e as _).into(),
+                libc::SYS_pselect6 => {
+                    let kernel = || real::syscall(number, a, b, c, d, e, f);
+                    select::pselect6(fd, [b as _, c as _, d as _], e as _, f as _, kernel)
+                }
                 libc::SYS_rt_sigaction => {
                     let result = real::syscall(number, a, b, c, d, e, f);
                     crate::signals::changed();

@@ -89,6 +89,12 @@ export! {
                 let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
                 sending(conn, fd, list, wait, kernel)
             }
+            (None, Some(list)) if offset == -1 && list.has_bytes() => {
+                let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
+                // The kernel judges other flags.
+                let control = if flags & !libc::RWF_NOWAIT != 0 { SendControl::Other } else { SendControl::None };
+                datagram::sending(fd, list, wait, ProgramAddress::NONE, control, kernel)
+            }
             _ => kernel(),
         }
     }

@@ -14,6 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How long where there is nothing to be lost: longer than a call of the peer's takes from looking to sending.
 const GRACE: Duration = Duration::from_millis(100);
 
+const FIRST_NAP: Duration = Duration::from_micros(20);
+const LONGEST_NAP: Duration = Duration::from_millis(5);
+
 /// A connection that is to go back to TCP, in two steps. Any number of connections take the first, then one fence follows, and then all take
 /// the second.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +25,28 @@ pub(crate) struct Descent {
     pub(crate) reason: Reason,
     /// Others go on with it whatever becomes of it here.
     pub(crate) shared: bool,
+}
+
+/// Waits a moment for other processes to close these connections, as far as something lies unread in their rings.
+///
+/// After a `fork`, the parent often closes its copy while the child is about to execute another program. The peer sends again what is unread, if
+/// this process alone holds the connection when it leaves the ring ([`super::again`]). It does not while others may read it there.
+pub(crate) fn await_lone_hold(conns: impl Iterator<Item = &'static Conn>) {
+    let begin = sys::now();
+    for conn in conns {
+        let is_waited_for = || conn.is_shared() && conn.pages().is_some_and(|pages| pages.has_unread_ring());
+        let mut nap = FIRST_NAP;
+        while is_waited_for() && sys::now().saturating_sub(begin) < GRACE {
+            nap = take(nap);
+        }
+    }
+}
+
+/// Sleeps, and returns the time for the next sleep.
+fn take(nap: Duration) -> Duration {
+    let time = rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(nap.subsec_nanos()) };
+    let _ = rustix::thread::nanosleep(&time);
+    (nap * 2).min(LONGEST_NAP)
 }
 
 impl Descent {
@@ -51,7 +76,7 @@ impl Descent {
         if conn.ring_path.stage() != ConnStage::Attached {
             return;
         }
-        let mut nap = Duration::from_micros(20);
+        let mut nap = FIRST_NAP;
         loop {
             conn.follow();
             conn.finish_segment();
@@ -83,11 +108,7 @@ impl Descent {
                 conn.fail_permanently("the peer did not go back to TCP in time, or left bytes in the ring");
                 return;
             }
-            let _ = rustix::thread::nanosleep(&rustix::time::Timespec {
-                tv_sec: 0,
-                tv_nsec: i64::from(nap.subsec_nanos()),
-            });
-            nap = (nap * 2).min(Duration::from_millis(5));
+            nap = take(nap);
             conn.death().look();
         }
         if !shared {
@@ -125,17 +146,22 @@ impl Pages<'_> {
     /// progress.
     fn is_idle(&self) -> bool {
         let Self { own, peer, .. } = self;
-        // EDGE tail (protocol R2): as in `Consumer::refresh`.
-        let unread = load_acquire(&peer.control.tx.cursor.tail) != own.control.rx.cursor.head.load(Ordering::Relaxed);
+        let unread = self.has_unread_ring();
         // EDGE path: as in `Receiver::refresh`.
         let announced = load_acquire_u32(&peer.tx_path.switches) != own.rx_path.seen.load(Ordering::Relaxed);
         self.sends_by_tcp() && !unread && (!announced || self.path.has(flags::LEFT))
     }
 
+    /// Whether something lies unread in the ring that we read.
+    fn has_unread_ring(&self) -> bool {
+        // EDGE tail (protocol R2): as in `Consumer::refresh`.
+        load_acquire(&self.peer.control.tx.cursor.tail) != self.own.control.rx.cursor.head.load(Ordering::Relaxed)
+    }
+
     /// Whether the ring that we read is empty, or the peer has sent its content once more.
     fn is_drained(&self) -> bool {
-        // EDGE tail, path: as above.
-        load_acquire(&self.peer.control.tx.cursor.tail) == self.own.control.rx.cursor.head.load(Ordering::Relaxed)
+        // EDGE path: as above.
+        !self.has_unread_ring()
             || self.path.has(flags::LEFT) && Way::after(load_acquire_u32(&self.peer.tx_path.switches)) == Way::Tcp
     }
 }

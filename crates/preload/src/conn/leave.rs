@@ -1,7 +1,7 @@
 //! The ways out of a ring: back to TCP permanently, a permanent error, and closing.
 
 use super::bring_up;
-use super::descent::Descent;
+use super::descent::{self, Descent};
 use super::passing::PassedStatement;
 use super::renewal;
 use super::shown;
@@ -164,9 +164,10 @@ impl Conn {
     }
 
     /// Moves the connection back to TCP now, because a program is about to use its socket past this library. Waits a little for the peer.
-    /// The peer sends unread ring bytes again (see `again`), unless other processes hold the connection, which can and most likely will
-    /// read them. If the peer cannot, the connection is reset rather than garbled.
+    /// The peer sends unread ring bytes again (see `again`), unless other processes hold the connection longer than a moment, which can and
+    /// most likely will read them. If the peer cannot, the connection is reset rather than garbled.
     pub(crate) fn bring_down(&'static self, reason: Reason) {
+        descent::await_lone_hold(std::iter::once(self));
         let descent = Descent { conn: self, reason, shared: self.is_shared() };
         descent.begin();
         super::heavy_fence();

@@ -48,7 +48,7 @@ pub(crate) use abandoned::end_abandoned;
 pub(crate) use arming::Armed;
 pub(crate) use candidate::{CandidateStep, KernelCall};
 pub(crate) use cursor::Cursor;
-pub(crate) use descent::Descent;
+pub(crate) use descent::{Descent, await_lone_hold};
 pub(crate) use options::{changes_stream, needs_tcp};
 pub(crate) use passing::PassedStatement;
 pub(crate) use readiness::{RingLook, RingReadiness};

@@ -3,7 +3,7 @@
 use super::cursor::Cursor;
 use super::rx::{BytesFound, ReceiveTurn};
 use super::tx::{PIECE, SendTurn, raise_sigpipe};
-use super::{Conn, Interest, Pages, REPLACED, flags};
+use super::{Conn, Interest, Pages, flags};
 use crate::signals::BlockedSignals;
 use crate::sys;
 use libc::{c_int, iovec};
@@ -94,7 +94,7 @@ impl Conn {
                 }
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
-            match self.sleep(Interest::OUT, &self.kernel.send_timeout, &mut deadline) {
+            match self.sleep(Interest::OUT, &self.kernel.send_timeout, &mut deadline, done > 0) {
                 Ok(()) => {}
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
@@ -119,7 +119,9 @@ impl Conn {
                 Ok(BytesFound::Bytes(n)) => return Ok(n),
                 Ok(BytesFound::End) => return Ok(0),
                 Ok(BytesFound::Nothing) if dont_wait || self.may_not_wait(fd) => return Err(Errno::AGAIN),
-                Ok(BytesFound::Nothing) => self.sleep(Interest::IN, &self.kernel.receive_timeout, &mut deadline)?,
+                Ok(BytesFound::Nothing) => {
+                    self.sleep(Interest::IN, &self.kernel.receive_timeout, &mut deadline, false)?;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -206,38 +208,33 @@ fn try_receive_into(
     write: &mut impl FnMut(*const u8, usize) -> Result<usize, Errno>,
 ) -> Result<BytesFound, Errno> {
     let Some(pages) = conn.pages() else { return Err(conn.without_ring(fd)) };
-    {
-        let mut rx = conn.rx.hold()?;
-        ReceiveTurn { conn, pages, rx: &mut rx }.may_receive(fd)?;
-        rx.half.refresh(&pages.peer.control.tx).map_err(|e| conn.corrupt(e))?;
-        let available = pages.takeable_of(&rx);
-        if rx.path.way() == Way::Ring && available > 0 && !conn.has(flags::LEFT) {
-            let n = available.min(wanted as u64);
-            // SAFETY: attached, and kept until both directions are held.
-            #[expect(unsafe_code, reason = "hands the peer's ring to the kernel")]
-            let span = unsafe { pages.local.peer.peer_span(rx.half.head(), n) };
-            let n = write(span.as_ptr(), span.len())?;
-            ReceiveTurn { conn, pages, rx: &mut rx }.release(n as u64)?;
-            return Ok(BytesFound::Bytes(n));
-        }
+    // Dropped after the direction is free, as in `try_send_from`.
+    let mut signals = BlockedSignals::none();
+    let mut rx = conn.rx.hold()?;
+    let mut turn = ReceiveTurn { conn, pages, rx: &mut rx };
+    turn.may_receive(fd)?;
+    turn.rx.half.refresh(&pages.peer.control.tx).map_err(|e| conn.corrupt(e))?;
+    let available = pages.takeable_of(turn.rx);
+    if turn.rx.path.way() == Way::Ring && available > 0 && !conn.has(flags::LEFT) {
+        let n = available.min(wanted as u64);
+        // SAFETY: attached, and kept until both directions are held.
+        #[expect(unsafe_code, reason = "hands the peer's ring to the kernel")]
+        let span = unsafe { pages.local.peer.peer_span(turn.rx.half.head(), n) };
+        let n = write(span.as_ptr(), span.len())?;
+        turn.release(n as u64)?;
+        return Ok(BytesFound::Bytes(n));
     }
-    // The end, a switch, or TCP: by a look, and then by what the look has shown to be there.
+    // The end, a switch, or TCP: by a look, and then by what the look has shown to be there. The direction is held, so that no other reader
+    // takes these bytes in between.
     let mut buffer = [0u8; 4096];
     let mut list = [iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: wanted.min(buffer.len()) }];
     let Some(mut peek) = Cursor::of(&mut list) else { return Ok(BytesFound::Nothing) };
-    match conn.try_receive(fd, &mut peek, libc::MSG_PEEK)? {
+    match turn.receive(fd, &mut peek, libc::MSG_PEEK)? {
         BytesFound::Bytes(n) => {
-            let n = write(buffer.as_ptr(), n)?;
-            list[0].iov_len = n;
+            signals.hold();
+            list[0].iov_len = write(buffer.as_ptr(), n)?;
             let Some(mut rest) = Cursor::of(&mut list) else { return Ok(BytesFound::Nothing) };
-            match conn.try_receive(fd, &mut rest, 0) {
-                // Another thread has replaced the connection since the look. The bytes have gone, and only those are taken.
-                Err(REPLACED) => {
-                    conn.now().receive_rest(fd, &mut rest, libc::MSG_DONTWAIT, n);
-                    Ok(BytesFound::Bytes(n))
-                }
-                result => result,
-            }
+            turn.receive(fd, &mut rest, 0)
         }
         other => Ok(other),
     }

@@ -141,7 +141,7 @@ impl Conn {
                 continue;
             }
             let nothing_wanted = cursor.left() == 0 && enough == 0;
-            match self.sleep(Interest::IN, &self.kernel.receive_timeout, &mut deadline) {
+            match self.sleep(Interest::IN, &self.kernel.receive_timeout, &mut deadline, done > 0) {
                 // A caller that wants no bytes has waited, and is done.
                 _ if nothing_wanted => return Ok(0),
                 Ok(()) => {}
@@ -167,39 +167,7 @@ impl Conn {
         };
         let mut turn = ReceiveTurn { conn: self, pages, rx: &mut rx };
         turn.may_receive(fd)?;
-        if self.has(flags::LEFT) {
-            return turn.receive_outside(fd, cursor, message);
-        }
-        if message & libc::MSG_PEEK != 0 || cursor.left() == 0 {
-            return turn.peek(fd, cursor);
-        }
-        let mut done = 0;
-        for _ in 0..MOST_SEGMENTS {
-            let got = match turn.rx.path.way() {
-                Way::Ring => turn.receive_from_ring(fd, cursor, message, done > 0),
-                Way::Tcp => turn.receive_from_tcp(fd, cursor, message),
-            };
-            match got {
-                // Another segment begins here.
-                Ok(SegmentLook::Used) => {}
-                Ok(SegmentLook::Bytes(n)) => {
-                    done += n;
-                    if cursor.left() == 0 {
-                        return Ok(BytesFound::Bytes(done));
-                    }
-                }
-                Ok(SegmentLook::Last(n)) => return Ok(BytesFound::Bytes(done + n)),
-                Ok(_) if done > 0 => return Ok(BytesFound::Bytes(done)),
-                Ok(SegmentLook::End) => return Ok(BytesFound::End),
-                Ok(SegmentLook::Nothing) => return Ok(BytesFound::Nothing),
-                Err(error) if done > 0 => {
-                    self.errors().put_back(error);
-                    return Ok(BytesFound::Bytes(done));
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(if done > 0 { BytesFound::Bytes(done) } else { BytesFound::Nothing })
+        turn.receive(fd, cursor, message)
     }
 
     /// Goes on to the next segment if nothing of the present one is left, without a call that reads.
@@ -236,6 +204,43 @@ impl ReceiveTurn<'_> {
             return Err(conn.fail_permanently("a process died while it was receiving"));
         }
         if conn.is_of(fd) && conn.is_up() { Ok(()) } else { Err(conn.without_ring(fd)) }
+    }
+
+    /// Takes what is there now, across the ends of segments. The caller has checked [`Self::may_receive`].
+    pub(super) fn receive(&mut self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<BytesFound, Errno> {
+        if self.conn.has(flags::LEFT) {
+            return self.receive_outside(fd, cursor, message);
+        }
+        if message & libc::MSG_PEEK != 0 || cursor.left() == 0 {
+            return self.peek(fd, cursor);
+        }
+        let mut done = 0;
+        for _ in 0..MOST_SEGMENTS {
+            let got = match self.rx.path.way() {
+                Way::Ring => self.receive_from_ring(fd, cursor, message, done > 0),
+                Way::Tcp => self.receive_from_tcp(fd, cursor, message),
+            };
+            match got {
+                // Another segment begins here.
+                Ok(SegmentLook::Used) => {}
+                Ok(SegmentLook::Bytes(n)) => {
+                    done += n;
+                    if cursor.left() == 0 {
+                        return Ok(BytesFound::Bytes(done));
+                    }
+                }
+                Ok(SegmentLook::Last(n)) => return Ok(BytesFound::Bytes(done + n)),
+                Ok(_) if done > 0 => return Ok(BytesFound::Bytes(done)),
+                Ok(SegmentLook::End) => return Ok(BytesFound::End),
+                Ok(SegmentLook::Nothing) => return Ok(BytesFound::Nothing),
+                Err(error) if done > 0 => {
+                    self.conn.errors().put_back(error);
+                    return Ok(BytesFound::Bytes(done));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(if done > 0 { BytesFound::Bytes(done) } else { BytesFound::Nothing })
     }
 
     /// Goes on to the next segment, if this one is used up.

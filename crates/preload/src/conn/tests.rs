@@ -11,6 +11,7 @@ mod parting;
 mod passing;
 mod relay;
 mod renewal;
+mod signals;
 mod switching;
 mod wishes;
 
@@ -335,7 +336,9 @@ fn files_and_pipes_go_straight_through_the_ring() {
         got.extend_from_slice(&part);
     }
     assert_eq!(got, &content[1000..]);
+    nonblocking(p.b, true);
     assert_eq!(splice(p.b, writer.as_raw_fd(), 10), Err(Errno::AGAIN));
+    nonblocking(p.b, false);
     rustix::io::write(&writer, b"through a pipe").unwrap();
     assert_eq!(splice(reader.as_raw_fd(), p.a, 100), Ok(14));
     assert_eq!(recv(p.b, 100, 0).unwrap(), b"through a pipe");

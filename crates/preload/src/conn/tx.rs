@@ -126,23 +126,29 @@ impl Conn {
     }
 
     /// Sleeps until this connection may be ready. The deadline is found out at the first sleep of a call, and looked at before each other one:
-    /// where a peer changes its words all the time, no sleep begins, and none would find that the time is over.
+    /// where a peer changes its words all the time, no sleep begins, and none would find that the time is over. `has_moved`: the call has moved
+    /// bytes already.
     pub(super) fn sleep(
         &'static self,
         interest: Interest,
         timeout: &std::sync::atomic::AtomicU64,
         deadline: &mut Option<Deadline>,
+        has_moved: bool,
     ) -> Result<(), Errno> {
         if deadline.flatten().is_some_and(|deadline| sys::now() >= deadline) {
             return Err(Errno::AGAIN);
         }
         let deadline = *deadline.get_or_insert_with(|| deadline_of(timeout));
-        match waiters().wait(self, interest, deadline) {
+        // A timeout of the socket makes its calls fail even where handlers ask for a restart (see signal(7)). After any handler, a call that has
+        // moved bytes returns their number.
+        let may_restart = deadline.is_none() && !has_moved;
+        match waiters().wait(self, interest, deadline, may_restart) {
             WaitOutcome::Ready => Ok(()),
             WaitOutcome::TimedOut => Err(Errno::AGAIN),
-            // A timeout of the socket makes its calls fail even where handlers ask for a restart (see signal(7)).
-            WaitOutcome::Interrupted if deadline.is_none() && crate::signals::all_restart() => Ok(()),
-            WaitOutcome::Interrupted => Err(Errno::INTR),
+            WaitOutcome::Interrupted => {
+                crate::signals::end_if_cancelled();
+                if may_restart && crate::signals::all_restart() { Ok(()) } else { Err(Errno::INTR) }
+            }
         }
     }
 
@@ -194,7 +200,7 @@ fn send_all(conn: &'static Conn, fd: c_int, cursor: &mut Cursor<'_>, message: c_
             }
             return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
         }
-        match conn.sleep(Interest::OUT, &conn.kernel.send_timeout, &mut deadline) {
+        match conn.sleep(Interest::OUT, &conn.kernel.send_timeout, &mut deadline, done > 0) {
             Ok(()) => {}
             Err(_) if done > 0 => return Ok(done),
             Err(error) => return Err(error),

@@ -49,8 +49,8 @@ pub(super) fn deadline(timeout: &AtomicU64) -> Deadline {
 
 /// The waiting side of readiness, as connections see it.
 pub(crate) trait ConnWaiters: Sync {
-    /// Waits until a connection may have become ready. May return early.
-    fn wait(&self, conn: &'static Conn, interest: Interest, deadline: Deadline) -> WaitOutcome;
+    /// Waits until a connection may have become ready. May return early. `may_restart`: the wait goes on after a handler with `SA_RESTART`.
+    fn wait(&self, conn: &'static Conn, interest: Interest, deadline: Deadline, may_restart: bool) -> WaitOutcome;
 
     /// A connection has a ring now. The caller calls this once [`Conn::is_up`] is true, and before the peer may use the ring. `false`: a
     /// thread or a set that waits for the connection cannot be woken by a ring, so the connection must stay on TCP.
@@ -87,7 +87,7 @@ pub(super) fn waiters() -> &'static dyn ConnWaiters {
 struct NoWaiters;
 
 impl ConnWaiters for NoWaiters {
-    fn wait(&self, _: &'static Conn, _: Interest, _: Deadline) -> WaitOutcome {
+    fn wait(&self, _: &'static Conn, _: Interest, _: Deadline, _: bool) -> WaitOutcome {
         WaitOutcome::Ready
     }
 

@@ -12,6 +12,12 @@ pub(crate) fn give_up(fd: c_int) {
     }
 }
 
+/// A call sends on it, and only the kernel can follow that.
+pub(crate) fn past_rings<R>(fd: c_int, kernel: impl FnOnce() -> R) -> R {
+    give_up(fd);
+    kernel()
+}
+
 /// It was connected, or its connection taken away: from now on other datagrams come, and perhaps from another address of ours.
 pub(crate) fn connected(fd: c_int, address: ProgramAddress) {
     let Some(socket) = DatagramSocket::of(fd) else { return };
@@ -20,6 +26,7 @@ pub(crate) fn connected(fd: c_int, address: ProgramAddress) {
     // The broker may want it at its next address.
     socket.set(flags::UNWANTED, false);
     socket.port.store(0, Ordering::Relaxed);
+    socket.error.store(0, Ordering::Relaxed);
     for word in [&socket.came, &socket.bytes, &socket.publish_from] {
         word.store(0, Ordering::Relaxed);
     }

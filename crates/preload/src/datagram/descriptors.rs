@@ -31,6 +31,7 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     for word in [&socket.came, &socket.bytes, &socket.published, &socket.publish_from] {
         word.store(0, Ordering::Relaxed);
     }
+    socket.error.store(0, Ordering::Relaxed);
     socket.budget.reset();
     if let Some(mut remote) = socket.remote.hold() {
         *remote = (0, 0);

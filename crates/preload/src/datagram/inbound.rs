@@ -17,7 +17,7 @@ use libc::c_int;
 use partywall_region::wait::this_core;
 use partywall_shm::layout::path_flags;
 use partywall_shm::sync::load_acquire_u32;
-use ring::{Inbound, ring_head};
+use ring::Inbound;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
@@ -25,6 +25,15 @@ use std::sync::atomic::Ordering;
 pub(super) const RINGS: usize = 64;
 /// Naps of a receiver during which a sender stays in the middle of a datagram, before its ring is given up.
 const UNFINISHED: u32 = 20;
+
+/// Where a datagram lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DatagramSource {
+    /// In the ring of this flow.
+    Flow(u64),
+    /// In the kernel's queue.
+    Kernel,
+}
 
 /// The state that the lock of the receiving side guards.
 #[derive(Debug)]
@@ -35,6 +44,9 @@ pub(super) struct DatagramRx {
     /// Where the next look begins.
     next: usize,
     turns: u32,
+    /// Where the datagram lies that the program was shown last (`MSG_PEEK`, `FIONREAD`) and has not received. The next receiving call takes
+    /// it, as it would from the kernel's single queue.
+    shown: Option<DatagramSource>,
     /// `WATCHING` is set in all of them.
     open: bool,
     /// Bytes could still come by a ring, or be proved, at the last look before a sleep.
@@ -52,6 +64,7 @@ impl DatagramRx {
             count: 0,
             next: 0,
             turns: 0,
+            shown: None,
             open: false,
             was_unsettled: false,
             asks: OfferAsks::NONE,
@@ -100,18 +113,15 @@ impl DatagramRx {
         let mut waiting = 0;
         let mut mark = 0u64;
         for ring in self.in_use() {
-            waiting += ring.waiting();
-            let tail = ring.half.head() + ring.half.available();
-            mark = mark.wrapping_add(tail.wrapping_mul(2 * ring.channel + 1)).wrapping_add(ring.channel);
+            // Without this, a datagram behind an unread one is not seen.
+            ring.refresh();
+            let n = ring.waiting();
+            waiting += n;
+            // Bytes that are not proved yet count when they are, and bytes that are read still count.
+            let end = ring.half.head() + n;
+            mark = mark.wrapping_add(end.wrapping_mul(2 * ring.channel + 1)).wrapping_add(ring.channel);
         }
         (waiting > 0).then_some(mark)
-    }
-
-    /// Bytes of the next datagram, if it lies in a ring.
-    pub(super) fn next_len(&mut self) -> Option<u32> {
-        let at = self.in_use().iter_mut().position(|ring| ring.waiting() > 0)?;
-        let ring = &mut self.rings[at];
-        ring_head(ring)
     }
 
     /// Whether every peer was, when it last said so, on the core that this thread is on.
@@ -157,6 +167,9 @@ impl DatagramRx {
         let mut ring = std::mem::replace(&mut self.rings[at], Inbound::NONE);
         self.count -= 1;
         self.rings.swap(at, self.count);
+        if self.shown == Some(DatagramSource::Flow(ring.channel)) {
+            self.shown = None;
+        }
         let Some(flow) = ring.flow else { return };
         if let Some((own, _)) = flow.pages() {
             own.rx_path.flags.store(0, Ordering::Relaxed);
@@ -170,6 +183,7 @@ impl DatagramRx {
         while self.count > 0 {
             self.remove(self.count - 1);
         }
+        self.shown = None;
         // The next socket in this place has asked for nothing.
         self.asks = OfferAsks::NONE;
         self.netns = None;
@@ -179,6 +193,7 @@ impl DatagramRx {
     pub(super) fn forget(&mut self) {
         self.rings = [const { Inbound::NONE }; RINGS];
         self.count = 0;
+        self.shown = None;
         // The thread that awaits an answer is not in the child.
         self.asks = OfferAsks::NONE;
     }

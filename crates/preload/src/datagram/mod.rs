@@ -40,7 +40,7 @@ mod tests;
 mod wait;
 
 pub(crate) use address::Wanted;
-pub(crate) use changes::{blocking_was_set, connected, give_up, option_was_set};
+pub(crate) use changes::{blocking_was_set, connected, give_up, option_was_set, past_rings};
 pub(crate) use descriptors::{copied, dropped, made};
 pub(crate) use processes::{before_exec, before_fork, forked};
 pub(crate) use wait::{Poller, by_kernel_alone, concerns, entered_set, join_group};
@@ -55,6 +55,7 @@ use guarded::SharedMutex;
 use inbound::DatagramRx;
 use libc::{c_int, socklen_t, ssize_t};
 use outbound::DatagramTx;
+use rustix::io::Errno;
 use sleepers::Sleepers;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -117,6 +118,8 @@ pub(crate) struct DatagramSocket {
     holders: AtomicPtr<Holders>,
     /// Calls while it was shared.
     shared_calls: AtomicU32,
+    /// The `errno` that the next receiving call fails with; 0: none.
+    error: AtomicI32,
     /// Threads that sleep in the kernel on it, or may.
     sleepers: Sleepers,
     /// When a call that found nothing last looked after the rings that it sends by, in milliseconds of [`sys::coarse_millis`].
@@ -149,6 +152,7 @@ impl DatagramSocket {
             inbound: AtomicU32::new(0),
             holders: AtomicPtr::new(std::ptr::null_mut()),
             shared_calls: AtomicU32::new(0),
+            error: AtomicI32::new(0),
             sleepers: Sleepers::new(),
             looked_after: AtomicU64::new(0),
             budget: AwakeBudget::new(),
@@ -277,6 +281,16 @@ impl DatagramSocket {
         self.used.store(0, Ordering::Release);
     }
 
+    fn keep_error(&self, error: Errno) {
+        self.error.store(error.raw_os_error(), Ordering::Relaxed);
+    }
+
+    fn take_error(&self) -> Option<Errno> {
+        let is_kept = self.error.load(Ordering::Relaxed) != 0;
+        let error = if is_kept { self.error.swap(0, Ordering::Relaxed) } else { 0 };
+        (error != 0).then(|| Errno::from_raw_os_error(error))
+    }
+
     /// Whether something lies in a ring.
     fn is_waiting(&self) -> bool {
         // EDGE inbound: as in `DatagramSocket::concerns_waits`.
@@ -396,7 +410,24 @@ pub(crate) fn received_many(fd: c_int, from: Wanted, room: socklen_t, count: c_i
 pub(crate) fn next_len(fd: c_int) -> Option<c_int> {
     // EDGE inbound: as in `DatagramSocket::concerns_waits`.
     let socket = DatagramSocket::of(fd).filter(|socket| socket.inbound.load(Ordering::Acquire) != 0)?;
-    socket.rx.hold()?.next_len().map(u32::cast_signed)
+    let errno = sys::errno_number();
+    let len = socket.next_len(fd).map(u32::cast_signed);
+    sys::restore_errno(errno);
+    len
+}
+
+/// An error has come to a call that had a result already. The next receiving call fails with it, as with one that the kernel keeps.
+pub(crate) fn keep_error(fd: c_int, error: Errno) {
+    if let Some(socket) = DatagramSocket::of(fd)
+        && error != Errno::AGAIN
+    {
+        socket.keep_error(error);
+    }
+}
+
+/// The error that was kept for the next receiving call.
+pub(crate) fn take_error(fd: c_int) -> Option<Errno> {
+    DatagramSocket::of(fd)?.take_error()
 }
 
 fn all() -> impl Iterator<Item = &'static DatagramSocket> {

@@ -7,7 +7,7 @@ mod taken_back;
 #[cfg(test)]
 mod tests;
 
-use super::flow::{FlowPlaces, proof_for_sender};
+use super::flow::proof_for_sender;
 use super::{DatagramCarrier, DatagramSocket, flags};
 use crate::buffers::CallerBuffers;
 use crate::sys;
@@ -37,7 +37,7 @@ impl DatagramTx {
     #[inline]
     fn find(&mut self, to: SocketAddr) -> Option<usize> {
         let (ip, port) = (wide(to.ip()), to.port());
-        let is = |one: &Outbound| one.port == port && one.ip == ip;
+        let is = |one: &Outbound| one.is_to(to);
         if is(&self.to[self.last]) {
             return Some(self.last);
         }
@@ -70,8 +70,9 @@ impl DatagramTx {
 pub(super) enum RingsOut {
     /// Nothing.
     None,
-    /// A ring leads to another machine, or is offered there. It has to be unmapped when its flow has ended.
-    BetweenMachines,
+    /// A ring is offered or attached. Another thread may write a datagram to it during the sleep. Should the flow end, that datagram goes by
+    /// the kernel, and a ring to another machine has to be unmapped.
+    Begun,
     /// A datagram lies unread in a ring. Should the flow end, it goes by the kernel.
     Unread,
 }
@@ -82,8 +83,6 @@ enum Sent {
     Done(usize),
     /// The kernel is to have it.
     Kernel,
-    /// And is to be counted there.
-    Counted,
 }
 
 impl DatagramSocket {
@@ -102,52 +101,49 @@ impl DatagramSocket {
         let len = buffers.len();
         let sent = match (one.stage, carrier) {
             (FlowStage::Attached, DatagramCarrier::Any(segment)) => self.send_by_ring(fd, one, buffers, (len, segment)),
-            // It comes before those that follow it by the ring.
-            (FlowStage::Attached, DatagramCarrier::Kernel) => Sent::Counted,
             (_, DatagramCarrier::Kernel) => Sent::Kernel,
             _ => {
                 one.calls += 1;
                 one.bytes += len as u64;
                 self.advance(fd, one);
-                // Not before the ring, but beside it: what follows must not overtake it.
-                if one.stage == FlowStage::Attached { Sent::Counted } else { Sent::Kernel }
+                Sent::Kernel
             }
         };
         match sent {
             Sent::Done(n) => ssize_t::try_from(n).unwrap_or(ssize_t::MAX),
             Sent::Kernel => {
                 drop(tx);
-                kernel()
-            }
-            Sent::Counted => {
-                let flow = one.flow.map(std::ptr::from_ref);
-                drop(tx);
                 let result = kernel();
-                let errno = sys::errno_number();
-                // Now it is in the receiver's queue, or lost.
-                if let Some(mut tx) = self.tx.hold() {
-                    let one = &mut tx.to[at];
-                    if one.stage == FlowStage::Attached
-                        && one.flow.map(std::ptr::from_ref) == flow
-                        && let Some((own, _)) = one.flow.and_then(FlowPlaces::pages)
-                    {
-                        if let (DatagramCarrier::Any(segment), 0..) = (carrier, result) {
-                            one.segments.note(segment, len);
-                        }
-                        let segment = match carrier {
-                            DatagramCarrier::Any(segment) => segment,
-                            DatagramCarrier::Kernel => self.segment.load(Ordering::Relaxed) as u16,
-                        };
-                        let count = if result < 0 { 1 } else { datagrams_of(len, segment) };
-                        one.by_kernel = one.by_kernel.wrapping_add(count);
-                        // EDGE sent-by-kernel: the datagram is in the receiver's queue before this is seen; acquired in `DatagramRx::sent`.
-                        own.tx_path.switches.store(one.by_kernel, Ordering::Release);
-                    }
+                // A ring is offered before it is attached, which another thread may do during the kernel's call.
+                if self.has(flags::RING_OUT) {
+                    let errno = sys::errno_number();
+                    self.count_sent(at, to, carrier, len, result);
+                    sys::restore_errno(errno);
                 }
-                sys::restore_errno(errno);
                 result
             }
         }
+    }
+
+    /// The kernel has had the datagrams of one call: they are in the receiver's queue, or lost. If there is a ring by now, datagrams that follow
+    /// by it must not overtake them (protocol U7.2).
+    fn count_sent(&self, at: usize, to: SocketAddr, carrier: DatagramCarrier, len: usize, result: ssize_t) {
+        let Some(mut tx) = self.tx.hold() else { return };
+        let one = &mut tx.to[at];
+        // Another thread may have given the place to another destination.
+        if one.stage != FlowStage::Attached || !one.is_to(to) {
+            return;
+        }
+        let segment = match carrier {
+            DatagramCarrier::Any(segment) => {
+                if result >= 0 {
+                    one.segments.note(segment, len);
+                }
+                segment
+            }
+            DatagramCarrier::Kernel => self.segment.load(Ordering::Relaxed) as u16,
+        };
+        one.count_by_kernel(if result < 0 { 1 } else { datagrams_of(len, segment) });
     }
 
     /// Before sleeping: whether flows have ended, in which something of ours may lie unread, or which the program may never use again.
@@ -184,6 +180,10 @@ impl DatagramSocket {
         let Some(mut tx) = self.tx.hold() else { return };
         let Some(at) = tx.find(to) else { return };
         let one = &mut tx.to[at];
+        if one.stage == FlowStage::Attached {
+            // Another thread has attached the ring during the kernel's call.
+            one.count_by_kernel(count);
+        }
         one.calls += u64::from(count);
         self.advance(fd, one);
     }

@@ -24,9 +24,10 @@ const FIRST_LOOKS: u32 = 64;
 const BATCH: u32 = 8;
 /// The longest sleep while something may come by a ring that is closed, or a flow may end with a datagram of ours in it.
 const NAP: Duration = Duration::from_millis(50);
-/// The longest sleep while the socket has a ring from another machine, or to one: this process has to unmap it when its machine is to be migrated, and no
-/// bell wakes it for that (protocol U14.16).
-const NAP_BETWEEN_MACHINES: Duration = Duration::from_secs(1);
+/// The longest sleep while the socket has an offered or attached ring to send by, or a ring from another machine. The flow can end, which no
+/// bell announces. Another thread may have written a datagram to that ring during the sleep, which then goes by the kernel (protocol U11.8).
+/// A ring between machines has to be unmapped when its machine is to be migrated (protocol U14.16).
+const LONG_NAP: Duration = Duration::from_secs(1);
 /// Turns that are left to a peer on the same core.
 const WAYS: u32 = 4;
 
@@ -66,6 +67,9 @@ impl DatagramSocket {
         let usual = libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
         if message & !(usual | libc::MSG_WAITALL) != 0 {
             return kernel();
+        }
+        if let Some(error) = self.take_error() {
+            return sys::fail(error);
         }
         if self.has(flags::SHARED) {
             self.look_whether_shared(fd);
@@ -200,7 +204,7 @@ impl DatagramSocket {
             _ if unsettled => Some(NAP),
             RingsOut::Unread => Some(NAP),
             RingsOut::None if !between_machines => None,
-            RingsOut::None | RingsOut::BetweenMachines => Some(NAP_BETWEEN_MACHINES),
+            RingsOut::None | RingsOut::Begun => Some(LONG_NAP),
         }
     }
 
@@ -219,6 +223,8 @@ impl DatagramSocket {
         let got = kernel();
         if got >= 0 && message & libc::MSG_PEEK == 0 {
             self.came_by_kernel(fd, got.unsigned_abs(), || wanted.given(room).or_else(|| self.remote()));
+        } else if got >= 0 {
+            self.note_peek_at_kernel();
         }
         got
     }

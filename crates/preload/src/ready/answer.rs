@@ -129,15 +129,7 @@ impl ReadyList {
     /// Adds the bits of an event to the one that the first `count` entries have under the same number, if they have one.
     #[inline]
     fn merge(&mut self, event: ProgramEvent, count: usize) -> bool {
-        for at in 0..count {
-            // SAFETY: an entry of the caller's array that is filled in, and not used elsewhere within the call.
-            let told = unsafe { &mut *self.events.add(at) };
-            if told.u64 == event.0.u64 {
-                told.events |= event.0.events;
-                return true;
-            }
-        }
-        false
+        Told { events: self.events, count }.merge(event.0.events, event.0.u64)
     }
 
     /// Tells the program of something that the kernel does not know of. Without room it is dropped.
@@ -172,14 +164,28 @@ impl ReadyList {
     }
 }
 
-/// The first entries of an answer, which do not change any more.
+/// The first entries of an answer. Their numbers do not change any more, and their events only grow.
 #[derive(Clone, Copy)]
 pub(super) struct Told {
-    events: *const epoll_event,
+    events: *mut epoll_event,
     count: usize,
 }
 
 impl Told {
+    /// Adds events to the entry under this number, if there is one. This takes no room.
+    #[inline]
+    pub(super) fn merge(self, events: u32, data: u64) -> bool {
+        for at in 0..self.count {
+            // SAFETY: an entry of the caller's array that is filled in, and not used elsewhere within the call.
+            let told = unsafe { &mut *self.events.add(at) };
+            if told.u64 == data {
+                told.events |= events;
+                return true;
+            }
+        }
+        false
+    }
+
     /// Whether any number that has been told is as asked.
     #[inline]
     pub(super) fn any(self, wanted: impl Fn(u64) -> bool) -> bool {

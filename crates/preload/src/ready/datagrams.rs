@@ -214,11 +214,12 @@ impl Set {
             && self.hold().is_some_and(|_held| self.datagrams.places().iter().any(|place| place.news().is_some()))
     }
 
-    /// Tells of those with something in a ring that are not among what `is_reported` knows of; returns how many.
+    /// Tells of those with something in a ring. `merge` adds events to an entry that the answer already has under the same number, and returns
+    /// whether there is one. `tell` makes a new entry. Returns how many new entries there are, at most `max`.
     pub(super) fn scan_datagrams(
         &self,
         max: usize,
-        is_reported: impl Fn(u64) -> bool,
+        merge: impl Fn(u32, u64) -> bool,
         mut tell: impl FnMut(u32, u64),
     ) -> usize {
         if self.datagrams.is_empty() {
@@ -226,12 +227,17 @@ impl Set {
         }
         let Some(_held) = self.hold() else { return 0 };
         let mut told = 0;
-        for place in self.datagrams.places() {
-            let (events, data) = (place.events.get(), place.data.get());
-            if told == max || is_reported(data) {
-                continue;
-            }
+        for (at, place) in self.datagrams.in_turn() {
             let Some(mark) = place.news() else { continue };
+            let (events, data) = (place.events.get(), place.data.get());
+            if !merge(events & IN, data) {
+                if told == max {
+                    continue;
+                }
+                tell(events & IN, data);
+                told += 1;
+                self.datagrams.next_turn_after(at);
+            }
             place.told.put(mark);
             if events & ONESHOT != 0 {
                 place.events.put(0);
@@ -240,8 +246,6 @@ impl Set {
                     place.give_back(self.borrow());
                 }
             }
-            tell(events & IN, data);
-            told += 1;
         }
         told
     }

@@ -7,7 +7,7 @@ use super::tag::Tag;
 use super::word::AtomicWord;
 use crate::conn::Conn;
 use crate::local::longest_sleep;
-use crate::sys;
+use crate::{sys, watched};
 use partywall_shm::half::{Fenced, SecondLook};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::BorrowedFd;
@@ -185,9 +185,7 @@ impl Set {
         }
         let hears = |fd| match register(self.borrow(), fd, Tag::Link(number).data(), LINK, &SetChange::Add) {
             // By another descriptor of the connection, or by a registration that was forgotten: it is to name this one.
-            Err(Errno::EXIST) => {
-                register(self.borrow(), fd, Tag::Link(number).data(), LINK, &SetChange::Modify).is_ok()
-            }
+            Err(Errno::EXIST) => self.name_link(fd, number),
             other => other.is_ok(),
         };
         if !conn.bell().listening().all(hears) {
@@ -195,6 +193,11 @@ impl Set {
         }
         reg::get(number).raise(LINKED);
         true
+    }
+
+    /// Has the events of a registered link name this registration. An event that the link has had already is reported again.
+    fn name_link(&self, link: c_int, number: u32) -> bool {
+        register(self.borrow(), link, Tag::Link(number).data(), LINK, &SetChange::Modify).is_ok()
     }
 
     /// The kernel has it under our tag.
@@ -237,8 +240,14 @@ impl Set {
         let r = reg::get(number);
         if r.is(LINKED) {
             r.lower(LINKED);
-            for fd in r.conn().into_iter().flat_map(|conn| conn.bell().listening()) {
-                let _ = epoll::delete(self.borrow(), sys::borrow(fd));
+            if let Some(conn) = r.conn() {
+                // The link is registered once for all descriptors of the connection.
+                let heir = reg::search(conn, |r| r.set.get() == self.number() + 1 && r.is(LINKED));
+                for fd in conn.bell().listening() {
+                    if !heir.is_some_and(|(heir, _)| self.name_link(fd, heir)) {
+                        let _ = epoll::delete(self.borrow(), sys::borrow(fd));
+                    }
+                }
             }
             if self.sleepers.load(Ordering::SeqCst) != 0 {
                 // It may have been rung for others too, and that bell goes with it.
@@ -287,6 +296,29 @@ impl Set {
             }
             self.forget(found);
         }
+        true
+    }
+
+    /// The kernel has disconnected a connection's socket, which stays open: a registration of it in this set is the program's own from here
+    /// on, and no connection's.
+    ///
+    /// `false` in a signal handler that has interrupted a holder.
+    pub(super) fn release_one_of(&self, conn: &Conn) -> bool {
+        let Some(_held) = self.hold() else { return false };
+        let Some((found, _)) = reg::search(conn, |r| r.set.get() == self.number() + 1) else { return true };
+        let r = reg::get(found);
+        if r.is(GONE) {
+            self.unregister(found);
+        } else {
+            if r.is(SPENT) {
+                self.lower_spent(found);
+            } else if r.is(RING) {
+                self.lower(found);
+            }
+            self.strangers.fetch_add(1, Ordering::Relaxed);
+            watched::watch(r.fd.get());
+        }
+        self.forget(found);
         true
     }
 
@@ -340,18 +372,23 @@ impl Set {
     pub(super) fn leave_to_stranger(&self) {
         let Some(_held) = self.hold() else { return };
         for number in self.all.iter() {
-            let r = reg::get(number);
-            if r.is(RING) && r.is(SPENT) {
-                // The kernel has no call that makes a registration which was told once. This one may tell of an end.
-                let flags = EventFlags::ET | EventFlags::ONESHOT;
-                let _ = register(self.borrow(), r.fd.get(), r.data.get(), flags, &SetChange::Modify);
-                self.unlink(number);
-                r.lower(RING | HEARS_ROOM);
-                // EDGE set-rings: releases that the kernel has the registration as the program made it; acquired in `Set::has_own_sources`.
-                self.rings.fetch_sub(1, Ordering::Release);
-            }
+            self.lower_spent(number);
         }
         self.discard_bell();
+    }
+
+    /// Back to the program's own registration, of one that was told once.
+    fn lower_spent(&self, number: u32) {
+        let r = reg::get(number);
+        if r.is(RING) && r.is(SPENT) {
+            // The kernel has no call that makes a registration which was told once. This one may tell of an end.
+            let flags = EventFlags::ET | EventFlags::ONESHOT;
+            let _ = register(self.borrow(), r.fd.get(), r.data.get(), flags, &SetChange::Modify);
+            self.unlink(number);
+            r.lower(RING | HEARS_ROOM);
+            // EDGE set-rings: releases that the kernel has the registration as the program made it; acquired in `Set::has_own_sources`.
+            self.rings.fetch_sub(1, Ordering::Release);
+        }
     }
 
     /// The connections in it that are ours to look after.

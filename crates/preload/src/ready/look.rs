@@ -234,13 +234,18 @@ impl Set {
                 let Some(conn) = r.conn() else { return };
                 if let Tag::Link(_) = tag {
                     conn.death().note_link(events);
-                    // The end of a peer that had finished before is an event of the link alone, and an edge if it is a reset.
-                    r.edge.put(r.edge.get() | events & mask::ENDS);
                     conn.bell().drain();
                     conn.attend();
                     if conn.look().owes() {
                         self.hear_of_room(number);
                     }
+                    // The kernel's set has the link once, for all descriptors of the connection.
+                    reg::each_in(conn, number, self.number(), |number| {
+                        let r = reg::get(number);
+                        // The end of a peer that had finished before is an event of the link alone, and an edge if it is a reset.
+                        r.edge.put(r.edge.get() | events & mask::ENDS);
+                        self.heat(number);
+                    });
                 } else {
                     r.edge.put(r.edge.get() | events);
                     r.kernel.put(r.kernel.get() | events);
@@ -248,8 +253,8 @@ impl Set {
                     if conn.look().owes() {
                         conn.attend();
                     }
+                    self.heat(number);
                 }
-                self.heat(number);
             }
         }
     }

@@ -64,8 +64,8 @@ pub(crate) static WAITERS: &dyn ConnWaiters = &Readiness;
 struct Readiness;
 
 impl ConnWaiters for Readiness {
-    fn wait(&self, conn: &'static Conn, interest: Interest, deadline: Deadline) -> WaitOutcome {
-        waiter::wait(conn, interest, deadline)
+    fn wait(&self, conn: &'static Conn, interest: Interest, deadline: Deadline, may_restart: bool) -> WaitOutcome {
+        waiter::wait(conn, interest, deadline, may_restart)
     }
 
     fn brought_up(&self, conn: &'static Conn) -> bool {
@@ -174,12 +174,22 @@ pub(crate) fn low_water_was_set(conn: &'static Conn) {
 
 /// See [`ConnWaiters::gone`].
 fn gone(conn: &'static Conn) {
+    drop_registrations(conn, set::Set::forget_one_of);
+    local(conn).reset();
+}
+
+/// The kernel has disconnected a connection's socket, which stays open: its registrations are the program's own from here on.
+pub(crate) fn disconnected(conn: &'static Conn) {
+    drop_registrations(conn, set::Set::release_one_of);
+}
+
+/// `drop_one` takes one of a connection's registrations out of a set, or returns `false`.
+fn drop_registrations(conn: &'static Conn, drop_one: fn(&set::Set, &Conn) -> bool) {
     while let Some((_, number)) = registration::search(conn, |_| true) {
-        if !set::numbered(number).forget_one_of(conn) {
+        if !drop_one(set::numbered(number), conn) {
             break;
         }
     }
-    local(conn).reset();
 }
 
 /// A descriptor is about to be closed, or replaced.

@@ -146,12 +146,14 @@ impl RegisteredSocket {
 #[derive(Debug)]
 pub(super) struct Datagrams {
     count: AtomicU32,
+    /// The place at which the next look for datagrams begins, so that an answer with little room does not always have the same sockets.
+    turn: AtomicU32,
     places: [RegisteredSocket; MOST],
 }
 
 impl Datagrams {
     pub(super) const fn new() -> Self {
-        Self { count: AtomicU32::new(0), places: [const { RegisteredSocket::new() }; MOST] }
+        Self { count: AtomicU32::new(0), turn: AtomicU32::new(0), places: [const { RegisteredSocket::new() }; MOST] }
     }
 
     /// Whether there are any; to be asked without the lock.
@@ -167,6 +169,19 @@ impl Datagrams {
 
     pub(super) fn places(&self) -> &[RegisteredSocket] {
         &self.places[..(self.count.get() as usize).min(MOST)]
+    }
+
+    /// The places with their numbers, from the one whose turn it is.
+    pub(super) fn in_turn(&self) -> impl Iterator<Item = (usize, &RegisteredSocket)> {
+        let places = self.places();
+        let first = self.turn.get() as usize % places.len().max(1);
+        let (before, from) = places.split_at(first);
+        (first..).zip(from).chain((0..).zip(before))
+    }
+
+    /// The socket at this place was reported. The next look begins behind it.
+    pub(super) fn next_turn_after(&self, at: usize) {
+        self.turn.put(at as u32 + 1);
     }
 
     pub(super) fn pollers(&self) -> impl Iterator<Item = Poller> {

@@ -248,6 +248,18 @@ fn chain_from(head: &AtomicU32) -> impl Iterator<Item = u32> + use<> {
     })
 }
 
+/// Visits the registrations of a connection in this set, whose lock the caller holds. One of them is `number`.
+pub(super) fn each_in(conn: &Conn, number: u32, set: u32, mut visit: impl FnMut(u32)) {
+    // Nearly every connection is registered once. A registration of this set stays behind its predecessor while its lock is held.
+    // EDGE registration: as in `find`.
+    let is_only = head(conn).load(Ordering::Acquire) == number && get(number).same_conn.get() == 0;
+    let chains = if is_only { None } else { Chains::lock() };
+    if chains.is_none() {
+        return visit(number);
+    }
+    chain(conn).filter(|&n| get(n).set.get() == set + 1).for_each(visit);
+}
+
 /// The first registration of a connection that meets a condition, and its set. Both may have changed once the caller has
 /// the lock of that set.
 pub(super) fn search(conn: &Conn, wanted: impl Fn(&SetRegistration) -> bool) -> Option<(u32, u32)> {

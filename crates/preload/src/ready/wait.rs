@@ -325,8 +325,8 @@ impl Call {
             told += self.scan_after_ends(set, answer, news);
             kernel = answer.so_far();
         }
-        let is_reported = |data| kernel.any(|other| other == data);
-        told += set.scan_datagrams(answer.room(), is_reported, |events, data| answer.tell(events, data));
+        let merge = |events, data| kernel.merge(events, data);
+        told += set.scan_datagrams(answer.room(), merge, |events, data| answer.tell(events, data));
         told > 0
     }
 }

@@ -93,8 +93,8 @@ pub(super) fn note(event: &epoll_event) -> u16 {
     index
 }
 
-/// Waits until a connection may have become ready. May return early.
-pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) -> WaitOutcome {
+/// Waits until a connection may have become ready ([`ConnWaiters::wait`](crate::conn::ConnWaiters::wait)). May return early.
+pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline, may_restart: bool) -> WaitOutcome {
     let mut patience = TimeLimit::until(deadline);
     let wanted = (if interest.has(Interest::IN) { IN & 0xf } else { 0 })
         | (if interest.has(Interest::OUT) { OUT & 0xf } else { 0 });
@@ -117,8 +117,8 @@ pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
     if !enter(conn, set) {
         return sleep_without(conn, wanted, &mut patience);
     }
-    // A call without a timeout goes on after some handlers, and fails after others.
-    let around = if deadline.is_none() && signals::are_mixed() { thread::around(set) } else { None };
+    // A call that may be restarted goes on after some handlers, and fails after others.
+    let around = if may_restart && signals::are_mixed() { thread::around(set) } else { None };
     held.hold_if_handled();
     let mut rounds = Rounds::new();
     loop {

@@ -1,5 +1,6 @@
 """Echoes what one connection brings. After a piece of ones alone it executes itself again, with the connection, and goes on.
-Usage: exec_server.py ADDRESS PORT"""
+Usage: exec_server.py ADDRESS PORT [execveat]"""
+import ctypes
 import os
 import socket
 import sys
@@ -16,6 +17,18 @@ def echo(connection):
     return False
 
 
+def execute(arguments, by_descriptor):
+    if not by_descriptor:
+        os.execv(sys.executable, arguments)
+    program = os.open(sys.executable, os.O_RDONLY | os.O_CLOEXEC)
+    arrays = []
+    for strings in arguments, [f"{name}={value}" for name, value in os.environ.items()]:
+        arrays.append((ctypes.c_char_p * (len(strings) + 1))(*map(os.fsencode, strings)))
+    library = ctypes.CDLL(None, use_errno=True)
+    library.execveat(program, b"", *arrays, 0x1000)
+    raise OSError(ctypes.get_errno(), "execveat")
+
+
 if sys.argv[1] == "go-on":
     assert "PARTYWALL_INHERITED" not in os.environ
     echo(socket.socket(fileno=int(sys.argv[2])))
@@ -24,4 +37,5 @@ else:
         connection, _ = listener.accept()
         if echo(connection):
             connection.set_inheritable(True)
-            os.execv(sys.executable, [sys.executable, "-S", sys.argv[0], "go-on", str(connection.fileno())])
+            arguments = [sys.executable, "-S", sys.argv[0], "go-on", str(connection.fileno())]
+            execute(arguments, by_descriptor="execveat" in sys.argv)

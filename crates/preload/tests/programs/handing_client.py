@@ -14,6 +14,8 @@ WAYS = [
     "fork and exec, and the parent has closed it",
     "exec with something unread",
     "standard input with something unread",
+    "exec with something unread, early",
+    "standard input with something unread, early",
     "passed with something unread",
     "passed to oneself",
     "formatted output",

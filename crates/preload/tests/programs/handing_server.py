@@ -6,6 +6,7 @@ import select
 import socket
 import subprocess
 import sys
+import time
 
 C = ctypes.CDLL(None)
 PYTHON = sys.executable
@@ -62,17 +63,22 @@ def hand_over(how, connection):
         connection.close()
         os.waitpid(child, 0)
         return False
-    elif how in ("exec with something unread", "standard input with something unread"):
+    elif how.startswith(("exec with something unread", "standard input with something unread")):
+        # Otherwise the child begins while the parent has it still.
+        waits = not how.endswith("early")
         ready, go = os.pipe()
         child = os.fork()
         if child == 0:
-            # Once nobody else has it.
-            os.read(ready, 1)
+            if waits:
+                # Once nobody else has it.
+                os.read(ready, 1)
             if how.startswith("standard input"):
                 os.dup2(fd, 0)
                 read = read.replace(f"({fd},", "(0,")
             os.set_inheritable(fd, True)
             os.execv(PYTHON, [PYTHON, "-c", read])
+        if not waits:
+            time.sleep(0.02)
         connection.close()
         os.write(go, b"x")
         os.waitpid(child, 0)

@@ -100,3 +100,30 @@ fn descriptors_that_are_none_and_signals_are_errors() {
     assert_eq!(unsafe { select(-1, &raw mut set, ptr::null_mut(), ptr::null_mut(), ptr::null_mut()) }, -1);
     assert_eq!(sys::errno(), Errno::INVAL);
 }
+
+#[test]
+fn pselect6_by_number_finds_ready_connection() {
+    let pair = up();
+    send(pair.a, b"x").unwrap();
+    let blocked = 1u64 << (libc::SIGUSR1 - 1);
+    let mask = MaskArgument { mask: &raw const blocked, size: 8 };
+    let call = |mask: *const MaskArgument, millis: i64| {
+        let (mut set, mut time) = (set_of(&[pair.b]), timespec { tv_sec: 0, tv_nsec: millis * 1_000_000 });
+        let none = 0;
+        let (read, limit, mask) = ((&raw mut set).addr(), (&raw mut time).addr(), mask.addr());
+        let [read, limit, mask] = [read, limit, mask].map(|pointer| pointer as libc::c_ulong);
+        // SAFETY: memory and descriptors of this test.
+        let n = unsafe { super::super::syscall::syscall(libc::SYS_pselect6, 1024, read, none, none, limit, mask) };
+        (n, time)
+    };
+    for mask in [ptr::null(), &raw const mask] {
+        let (n, time) = call(mask, 900);
+        assert_eq!(n, 1);
+        assert!(time.tv_nsec < 900_000_000, "what is left of the time is returned");
+    }
+    let refused = MaskArgument { mask: &raw const blocked, size: 4 };
+    assert_eq!((call(&raw const refused, 900).0, sys::errno()), (-1, Errno::INVAL));
+    receive(pair.b, 1).unwrap();
+    let (n, time) = call(ptr::null(), 1);
+    assert_eq!((n, time.tv_sec, time.tv_nsec), (0, 0, 0));
+}

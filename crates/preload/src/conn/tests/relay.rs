@@ -216,3 +216,33 @@ fn handler_of_sigpipe_runs_with_direction_free() {
     assert_eq!(splice(reader.as_raw_fd(), p.a, 5), Err(Errno::PIPE));
     assert_eq!(FREE.load(Ordering::Relaxed), 1);
 }
+
+#[test]
+fn reader_waits_while_bytes_that_came_by_tcp_are_spliced() {
+    let p = on_tcp(false);
+    send(p.a, b"by tcp, more", 0).unwrap();
+    std::thread::scope(|scope| {
+        let mut reader = None;
+        let write = |_, n| {
+            reader = Some(scope.spawn(|| recv(p.b, 4, 0)));
+            // Long enough for a reader that does not wait.
+            std::thread::sleep(Duration::from_millis(100));
+            Ok(n)
+        };
+        assert_eq!(p.conn_b().receive_into(p.b, 8, false, write), Ok(8));
+        assert_eq!(reader.unwrap().join().unwrap().unwrap(), b"more");
+    });
+}
+
+#[test]
+fn splice_without_waiting_for_pipe_waits_for_blocking_socket() {
+    let p = Pair::up(4096);
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    std::thread::scope(|scope| {
+        let splicing = scope.spawn(|| splice(p.b, writer.as_raw_fd(), 10));
+        std::thread::sleep(Duration::from_millis(50));
+        send(p.a, b"x", 0).unwrap();
+        assert_eq!(splicing.join().unwrap(), Ok(1));
+    });
+    assert_eq!(rustix::io::ioctl_fionread(&reader), Ok(1));
+}

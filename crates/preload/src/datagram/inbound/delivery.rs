@@ -1,7 +1,7 @@
 //! Taking the next datagram, from a ring or from the kernel's queue (protocol U7).
 
-use super::DatagramRx;
 use super::ring::{Inbound, join, ring_head};
+use super::{DatagramRx, DatagramSource};
 use crate::buffers::CallerBuffers;
 use crate::conn::{Cursor, FENCING};
 use crate::datagram::address::Wanted;
@@ -9,6 +9,7 @@ use crate::datagram::flow::FlowPlaces;
 use crate::datagram::guarded::SharedMutexGuard;
 use crate::datagram::{DatagramSocket, flags, kernel_queue};
 use crate::log::log;
+use crate::sys;
 use libc::c_int;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::add;
@@ -39,33 +40,74 @@ impl DatagramSocket {
         wanted: Wanted,
     ) -> Result<DatagramFound, Errno> {
         let Some(mut rx) = self.rx.hold() else { return Err(Errno::AGAIN) };
-        rx.turns += 1;
-        if rx.turns >= TURNS && self.may_have_rings() {
-            rx.turns = 0;
-            rx.sweep();
-            // EDGE inbound: as in `DatagramSocket::longest_sleep`.
-            self.inbound.store(rx.count(), Ordering::Release);
-            // The kernel's queue first; but what its first sender has sent before by a ring comes before that.
-            if let Some(from) = kernel_queue::peek_source(fd)? {
-                let of = |ring: &mut Inbound| ring.is_from(from) && ring.waiting() > 0;
-                return match rx.in_use().iter_mut().position(of) {
-                    Some(at) => self.deliver(&mut rx, at, buffers, message, wanted),
-                    None => self.receive_from_kernel(rx, fd, buffers, message, wanted),
-                };
-            }
-        }
-        let count = rx.count;
-        for i in 0..count {
-            let at = (rx.next + i) % count;
-            if rx.rings[at].waiting() > 0 {
-                rx.next = at + usize::from(message & libc::MSG_PEEK == 0);
-                return self.deliver(&mut rx, at, buffers, message, wanted);
+        let is_peek = message & libc::MSG_PEEK != 0;
+        rx.turns += u32::from(!is_peek);
+        // Each further round has given up a ring.
+        while let Some(at) = self.next_ring(&mut rx, fd)? {
+            rx.next = at + usize::from(!is_peek);
+            rx.shown = is_peek.then_some(DatagramSource::Flow(rx.rings[at].channel));
+            if let Some(n) = self.deliver(&mut rx, at, buffers, message, wanted)? {
+                return Ok(DatagramFound::Datagram(n));
             }
         }
         rx.turns = 0;
         self.receive_from_kernel(rx, fd, buffers, message, wanted)
     }
 
+    /// The ring in which the next datagram lies. `None`: the kernel's queue has the next one, or there is none.
+    fn next_ring(&self, rx: &mut DatagramRx, fd: c_int) -> Result<Option<usize>, Errno> {
+        match rx.shown {
+            Some(DatagramSource::Kernel) if kernel_queue::has_something(fd) => return Ok(None),
+            Some(DatagramSource::Flow(channel)) => {
+                let is_shown = |ring: &mut Inbound| ring.channel == channel && ring.waiting() > 0;
+                if let Some(at) = rx.in_use().iter_mut().position(is_shown) {
+                    return Ok(Some(at));
+                }
+            }
+            None if rx.turns >= TURNS && self.may_have_rings() => {
+                rx.turns = 0;
+                rx.sweep();
+                // EDGE inbound: as in `DatagramSocket::longest_sleep`.
+                self.inbound.store(rx.count(), Ordering::Release);
+                // The kernel's queue first; but what its first sender has sent before by a ring comes before that.
+                if let Some(from) = kernel_queue::peek_source(fd)? {
+                    let of = |ring: &mut Inbound| ring.is_from(from) && ring.waiting() > 0;
+                    return Ok(rx.in_use().iter_mut().position(of));
+                }
+            }
+            _ => {}
+        }
+        let (next, count) = (rx.next, rx.count);
+        Ok((0..count).map(|i| (next + i) % count).find(|&at| rx.rings[at].waiting() > 0))
+    }
+
+    /// Bytes of the next datagram, for `FIONREAD`. `None`: the kernel's answer holds.
+    pub(in crate::datagram) fn next_len(&self, fd: c_int) -> Option<u32> {
+        let mut rx = self.rx.hold()?;
+        let next = self.next_ring(&mut rx, fd).unwrap_or_else(|error| {
+            self.keep_error(error);
+            None
+        });
+        if let Some(at) = next
+            && let Some(len) = ring_head(&mut rx.rings[at])
+        {
+            rx.shown = Some(DatagramSource::Flow(rx.rings[at].channel));
+            return Some(len);
+        }
+        // Its first answer may be older than the look at the rings.
+        let is_in_kernel = kernel_queue::has_something(fd);
+        rx.shown = is_in_kernel.then_some(DatagramSource::Kernel);
+        if is_in_kernel { rustix::io::ioctl_fionread(sys::borrow(fd)).ok().map(|len| len as u32) } else { Some(0) }
+    }
+
+    /// The program was shown a datagram of the kernel's queue by a call that did not look at the rings.
+    pub(in crate::datagram) fn note_peek_at_kernel(&self) {
+        if let Some(mut rx) = self.rx.hold() {
+            rx.shown = Some(DatagramSource::Kernel);
+        }
+    }
+
+    /// Takes a datagram from a ring; returns the result of the call. `None`: its sender has broken the protocol, and the ring is given up.
     fn deliver(
         &self,
         rx: &mut DatagramRx,
@@ -73,7 +115,7 @@ impl DatagramSocket {
         buffers: CallerBuffers<'_>,
         message: c_int,
         wanted: Wanted,
-    ) -> Result<DatagramFound, Errno> {
+    ) -> Result<Option<usize>, Errno> {
         let ring = &mut rx.rings[at];
         let (Some(len), Some(flow)) = (ring_head(ring), ring.flow) else {
             log!("a sender of datagrams broke the protocol");
@@ -83,7 +125,7 @@ impl DatagramSocket {
             rx.remove(at);
             // EDGE inbound: as in `DatagramSocket::longest_sleep`.
             self.inbound.store(rx.count(), Ordering::Release);
-            return Ok(DatagramFound::Nothing);
+            return Ok(None);
         };
         #[expect(unsafe_code, reason = "takes the caller's buffers, and reads from the peer's ring")]
         // SAFETY: the buffers are valid by the contract of `CallerBuffers::new`; the flow is in use as in `ring_head`.
@@ -93,7 +135,9 @@ impl DatagramSocket {
         };
         let Some(mut cursor) = cursor else { return Err(Errno::INVAL) };
         let len = len as usize;
-        let mut got = cursor.copy_from(span.slice(record::HEADER as usize, len));
+        let joins = self.has(flags::JOINS) && message & libc::MSG_PEEK == 0 && wanted.can_join();
+        let is_faulty = !are_plausible_for(buffers, if joins { usize::MAX } else { len });
+        let mut got = if is_faulty { 0 } else { cursor.copy_from(span.slice(record::HEADER as usize, len)) };
         let from = ring.from();
         if message & libc::MSG_PEEK == 0
             && let Some((own, peer)) = flow.pages()
@@ -102,9 +146,13 @@ impl DatagramSocket {
             ring.half.release(&own.control.rx, &peer.control.tx, footprint, FENCING);
             add(&own.control.rx.counters.messages, 1);
         }
+        if is_faulty {
+            // The kernel, too, takes the datagram out of its queue.
+            return Err(Errno::FAULT);
+        }
         let mut all = len;
         let space = wanted.control();
-        if self.has(flags::JOINS) && message & libc::MSG_PEEK == 0 && got == len && wanted.can_join() {
+        if joins && got == len {
             got += join(ring, flow, len, &mut cursor);
             all = got;
         }
@@ -114,7 +162,7 @@ impl DatagramSocket {
             // A datagram has less than 2^16 bytes.
             wanted.put_joined(space, room, len as c_int);
         }
-        Ok(DatagramFound::Datagram(if message & libc::MSG_TRUNC != 0 { all } else { got }))
+        Ok(Some(if message & libc::MSG_TRUNC != 0 { all } else { got }))
     }
 
     /// A datagram has come by the kernel, from a sender that may be on another machine.
@@ -140,8 +188,10 @@ impl DatagramSocket {
             }
             Err(error) => Err(error),
             Ok(taken) => {
+                let is_peek = message & libc::MSG_PEEK != 0;
+                rx.shown = is_peek.then_some(DatagramSource::Kernel);
                 drop(rx);
-                if message & libc::MSG_PEEK == 0 {
+                if !is_peek {
                     self.came_by_kernel(fd, taken.len, || taken.from);
                 }
                 Ok(DatagramFound::Datagram(taken.len))
@@ -162,4 +212,20 @@ impl DatagramSocket {
             rx.has_seen(&sent);
         }
     }
+}
+
+/// Whether the first `len` bytes of the buffers may be memory of the program ([`CallerBuffers::are_plausible`]). The kernel does not look at the
+/// buffers behind them.
+fn are_plausible_for(buffers: CallerBuffers<'_>, len: usize) -> bool {
+    let mut left = len;
+    let used = buffers.list().iter().take_while(|one| {
+        let is_used = left > 0;
+        left = left.saturating_sub(one.iov_len);
+        is_used
+    });
+    let used = used.count();
+    #[expect(unsafe_code, reason = "takes a part of the caller's buffers")]
+    // SAFETY: the first buffers of a list, each of which is valid by the contract of `CallerBuffers::new`.
+    let used = unsafe { CallerBuffers::new(&buffers.list()[..used]) };
+    used.are_plausible()
 }

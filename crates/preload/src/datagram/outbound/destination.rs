@@ -9,6 +9,7 @@ use crate::{broker, sys};
 use partywall_protocol::directory::Proof;
 use partywall_shm::half::WritingHalf;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The time after which an offer that was not taken has ended (protocol U3.3), and the next may be made.
@@ -74,23 +75,26 @@ impl Outbound {
         SocketAddr::new(partywall_shm::address::narrow(self.ip), self.port)
     }
 
+    pub(super) fn is_to(&self, to: SocketAddr) -> bool {
+        self.port == to.port() && self.ip == partywall_shm::address::wide(to.ip())
+    }
+
     /// What an offered or attached ring demands of a receiving call that sleeps.
     pub(super) fn demand(&mut self) -> RingsOut {
-        if self.stage == FlowStage::Offered {
-            // Our region is in a window already.
-            let is_far = self.flow.is_some_and(FlowPlaces::is_between_machines);
-            return if is_far { RingsOut::BetweenMachines } else { RingsOut::None };
+        match self.flow.and_then(FlowPlaces::pages) {
+            Some((_, peer)) if self.half.refresh(&peer.control.rx).is_ok() && !self.half.is_drained() => {
+                RingsOut::Unread
+            }
+            _ => RingsOut::Begun,
         }
-        let Some((flow, (_, peer))) = self.flow.and_then(|flow| Some((flow, flow.pages()?))) else {
-            return RingsOut::None;
-        };
-        if self.half.refresh(&peer.control.rx).is_ok() && !self.half.is_drained() {
-            RingsOut::Unread
-        } else if flow.is_between_machines() {
-            RingsOut::BetweenMachines
-        } else {
-            RingsOut::None
-        }
+    }
+
+    /// Counts datagrams that have gone by the kernel, for the receiver (protocol U5.2).
+    pub(super) fn count_by_kernel(&mut self, count: u32) {
+        let Some((own, _)) = self.flow.and_then(FlowPlaces::pages) else { return };
+        self.by_kernel = self.by_kernel.wrapping_add(count);
+        // EDGE sent-by-kernel: the datagrams are in the receiver's queue before this is seen; acquired in `DatagramRx::sent`.
+        own.tx_path.switches.store(self.by_kernel, Ordering::Release);
     }
 
     /// Gives up a flow that is offered, if it has ended, or was not taken in time. Returns what the broker says of it.

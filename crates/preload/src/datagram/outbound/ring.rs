@@ -36,7 +36,7 @@ impl DatagramSocket {
         // Each datagram goes by a ring only while both sockets are those that the ring is for (protocol U11).
         match proof_for_sender(one.channel) {
             Proof::Good => {}
-            Proof::Stale => return Sent::Counted,
+            Proof::Stale => return Sent::Kernel,
             Proof::Ended { limit } => {
                 self.take_back(fd, one, limit);
                 return Sent::Kernel;
@@ -58,14 +58,16 @@ impl DatagramSocket {
                 one.give_up();
                 return Sent::Kernel;
             }
-            return Sent::Counted;
+            return Sent::Kernel;
         }
         let longest = if segment == 0 { usize::MAX } else { usize::from(segment) * SEGMENTS };
         if len > address::longest(one.to().ip()).min(longest)
             || !one.segments.have(segment, len)
             || record::footprint(len as u64) > one.half.capacity()
+            // The kernel returns the error.
+            || !buffers.are_plausible()
         {
-            return Sent::Counted;
+            return Sent::Kernel;
         }
         // From here on the receiver waits for us before it sleeps (protocol U6).
         own.tx_path.switched_at.store(1, Ordering::Relaxed);
@@ -88,7 +90,7 @@ impl DatagramSocket {
         let (_, peer) = one.flow?.pages()?;
         // Once for all: the receiver waits for us if it closes the ring meanwhile.
         if peer.rx_path.flags.load(Ordering::Relaxed) & path_flags::WATCHING == 0 {
-            return Some(Sent::Counted);
+            return Some(Sent::Kernel);
         }
         #[expect(unsafe_code, reason = "takes the caller's buffers")]
         // SAFETY: the buffers are valid by the contract of `CallerBuffers::new`.

@@ -1,12 +1,13 @@
 //! Flows from the offer to their end, with a broker.
 
+use super::super::flow::FlowPlaces;
 use super::super::tests::open_session;
 use super::super::{dropped, made};
 use super::*;
 use crate::broker;
 use crate::broker::tests::alone::alone;
 use crate::broker::tests::{broker as start_broker, busy_session};
-use crate::calls::testing::{EpollSet, poll, recv};
+use crate::calls::testing::{EpollSet, poll, pwritev2, recv, send, sendfile, splice};
 use rustix::fd::AsRawFd;
 use rustix::io::Errno;
 use std::net::UdpSocket;
@@ -72,6 +73,31 @@ fn flow_whose_receiver_cannot_be_fetched_is_offered_again() {
     sockets.iter().for_each(|socket| dropped(socket.as_raw_fd()));
 }
 
+/// The same, and the sender has attached its ring. The receiver has seen that the kernel's queue is empty.
+fn attached_flow() -> [UdpSocket; 2] {
+    let sockets = taken_flow();
+    attach(&sockets);
+    assert_eq!(recv(sockets[0].as_raw_fd(), 8, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+    sockets
+}
+
+/// The sender of a flow that was taken attaches its ring.
+fn attach([receiver, sender]: &[UdpSocket; 2]) {
+    let socket = DatagramSocket::of(sender.as_raw_fd()).unwrap();
+    let mut tx = socket.tx.hold().unwrap();
+    let at = tx.find(receiver.local_addr().unwrap()).unwrap();
+    socket.look_for_answer(&mut tx.to[at]);
+    assert_eq!(tx.to[at].stage, FlowStage::Attached);
+}
+
+/// Connects the sender, without what the library does then: its rings stay.
+fn connect([receiver, sender]: &[UdpSocket; 2]) {
+    let to = receiver.local_addr().unwrap();
+    rustix::net::connect(sender, &to).unwrap();
+    let socket = DatagramSocket::of(sender.as_raw_fd()).unwrap();
+    *socket.remote.hold().unwrap() = (wide(to.ip()), to.port());
+}
+
 #[test]
 fn unread_datagram_of_polling_sender_goes_by_kernel() {
     let Some(_alone) = alone!() else { return };
@@ -82,19 +108,11 @@ fn unread_datagram_of_polling_sender_goes_by_kernel() {
         |set, _| assert_eq!(set.now(), []),
     ];
     for (number, look) in looks.into_iter().enumerate() {
-        let [receiver, sender] = taken_flow();
+        let [receiver, sender] = attached_flow();
         let (to, fd) = (receiver.local_addr().unwrap(), sender.as_raw_fd());
         let set = EpollSet::new();
         set.add(fd, libc::EPOLLIN as u32, 7);
         let socket = DatagramSocket::of(fd).unwrap();
-        {
-            let mut tx = socket.tx.hold().unwrap();
-            let at = tx.find(to).unwrap();
-            socket.look_for_answer(&mut tx.to[at]);
-            assert_eq!(tx.to[at].stage, FlowStage::Attached);
-        }
-        // The receiver has seen that the kernel's queue is empty.
-        assert_eq!(recv(receiver.as_raw_fd(), 8, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
         let bytes = [7u8; 5];
         let list = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
         #[expect(unsafe_code, reason = "stands for the C library's caller")]
@@ -122,4 +140,86 @@ fn call_counts_as_the_datagrams_that_it_is_split_into() {
     for (len, segment, count) in [(0, 0, 1), (3000, 0, 1), (0, 1000, 1), (1000, 1000, 1), (1001, 1000, 2)] {
         assert_eq!(datagrams_of(len, segment), count, "{len} {segment}");
     }
+}
+
+#[test]
+fn datagram_of_another_thread_is_looked_after_by_sleeper() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    for attaches in [false, true] {
+        let sockets = if attaches { attached_flow() } else { taken_flow() };
+        let socket = DatagramSocket::of(sockets[1].as_raw_fd()).unwrap();
+        // No datagram lies in the ring when the sleep begins.
+        assert_eq!(socket.longest_sleep(), Some(Duration::from_secs(1)), "{attaches}");
+        sockets.iter().for_each(|socket| dropped(socket.as_raw_fd()));
+    }
+}
+
+#[test]
+fn datagrams_sent_while_ring_is_attached_are_counted() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    for many in [false, true] {
+        let sockets = taken_flow();
+        let (fd, to) = (sockets[1].as_raw_fd(), sockets[0].local_addr().unwrap());
+        let socket = DatagramSocket::of(fd).unwrap();
+        if many {
+            attach(&sockets);
+            socket.sent_many(fd, to, 3);
+        } else {
+            let kernel = || {
+                attach(&sockets);
+                0
+            };
+            socket.send_to(fd, to, DatagramCarrier::Kernel, CallerBuffers::NONE, kernel);
+        }
+        let tx = socket.tx.hold().unwrap();
+        let (own, _) = tx.to[tx.last].flow.and_then(FlowPlaces::pages).unwrap();
+        let before_ring = 1;
+        assert_eq!(own.tx_path.switches.load(Ordering::Relaxed), before_ring + if many { 3 } else { 1 });
+        drop(tx);
+        sockets.iter().for_each(|socket| dropped(socket.as_raw_fd()));
+    }
+}
+
+#[test]
+fn datagrams_of_other_calls_are_not_overtaken() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let mut file = tempfile::tempfile().unwrap();
+    let (out, into) = std::io::pipe().unwrap();
+    std::io::Write::write_all(&mut &into, b"1").unwrap();
+    std::io::Write::write_all(&mut file, b"1").unwrap();
+    type Call<'a> = Box<dyn Fn(c_int) -> Result<usize, Errno> + 'a>;
+    let calls: [Call<'_>; 3] = [
+        Box::new(|fd| pwritev2(fd, b"1")),
+        Box::new(|fd| sendfile(fd, file.as_raw_fd(), &mut 0, 1)),
+        Box::new(|fd| splice(out.as_raw_fd(), fd, 1)),
+    ];
+    for (number, call) in calls.iter().enumerate() {
+        let sockets = attached_flow();
+        connect(&sockets);
+        let [receiver, sender] = sockets.each_ref().map(AsRawFd::as_raw_fd);
+        assert_eq!(call(sender), Ok(1), "{number}");
+        assert_eq!(send(sender, b"2", 0), Ok(1));
+        let got = [(); 2].map(|()| recv(receiver, 8, libc::MSG_DONTWAIT).unwrap());
+        assert_eq!(got, [b"1", b"2"], "{number}");
+        sockets.iter().for_each(|socket| dropped(socket.as_raw_fd()));
+    }
+}
+
+#[test]
+fn null_buffer_is_efault_beside_attached_ring() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let sockets = attached_flow();
+    connect(&sockets);
+    let fd = sockets[1].as_raw_fd();
+    #[expect(unsafe_code, reason = "names memory that is not there, which the call has to find")]
+    // SAFETY: no memory is at this address, and the call must not use it.
+    let buffers = unsafe { CallerBuffers::new(&[libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 8 }]) };
+    let to = sockets[0].local_addr().unwrap();
+    let socket = DatagramSocket::of(fd).unwrap();
+    assert_eq!(socket.send_to(fd, to, DatagramCarrier::Any(0), buffers, || -7), -7, "the kernel judges it");
+    sockets.iter().for_each(|socket| dropped(socket.as_raw_fd()));
 }

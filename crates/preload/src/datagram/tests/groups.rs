@@ -55,7 +55,7 @@ fn calls_that_wait_for_several_publish_member() {
     open_session();
     let calls: [fn(c_int); 2] = [
         |fd| assert_eq!(poll(fd, libc::POLLIN, 0), Ok(0)),
-        |fd| assert_eq!(recvmmsg(fd, libc::MSG_DONTWAIT), Err(Errno::AGAIN)),
+        |fd| assert_eq!(recvmmsg::<1>(fd, libc::MSG_DONTWAIT), Err(Errno::AGAIN)),
     ];
     for (at, call) in calls.into_iter().enumerate() {
         let member = Member::new();

@@ -327,3 +327,41 @@ fn rings_stay_closed_until_each_earlier_sleeper_has_woken() {
         assert_eq!(set.lying.receive(), Some(6));
     }
 }
+
+#[test]
+fn ring_event_is_added_to_event_of_kernel() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    const OUT: u32 = libc::EPOLLOUT as u32;
+    let mut set = SetOfOne::new(IN | OUT);
+    assert_eq!(set.set.now(), [(OUT, 7)]);
+    set.lying.write(8);
+    assert_eq!(set.set.now(), [(IN | OUT, 7)]);
+    assert_eq!(set.set.wait_for(1, 0).unwrap(), [(IN | OUT, 7)], "it needs no room");
+}
+
+#[test]
+fn ring_datagram_behind_unread_one_is_a_new_edge() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let mut set = SetOfOne::new(IN | ET);
+    for _ in 0..2 {
+        set.lying.write(8);
+        assert!(set.reports_once());
+    }
+    assert_eq!(set.lying.receive(), Some(8));
+    assert!(!set.reports_once(), "the one that is left was reported");
+}
+
+#[test]
+fn sockets_take_turns_in_answer_with_little_room() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let mut set = SetOfOne::new(IN);
+    let mut second = Lying::new();
+    set.set.add(second.fd(), IN, 8);
+    set.lying.write(8);
+    second.write(8);
+    let told = [(); 3].map(|()| set.set.wait_for(1, 0).unwrap());
+    assert_eq!(told, [[(IN, 7)], [(IN, 8)], [(IN, 7)]]);
+}

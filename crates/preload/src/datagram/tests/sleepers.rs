@@ -42,7 +42,7 @@ fn ring_taken_while_a_thread_is_in_recvmmsg_stays_closed() {
     let Some(_alone) = alone!() else { return };
     let _broker = start_broker();
     let mut lying = Lying::offered();
-    assert_eq!(take_ring_beside(&mut lying, |fd| recvmmsg(fd, 0)), Ok(1));
+    assert_eq!(take_ring_beside(&mut lying, |fd| recvmmsg::<1>(fd, 0)), Ok(1));
     assert!(lying.socket().rx.hold().unwrap().is_open(), "no thread sleeps any more");
 }
 

@@ -161,3 +161,47 @@ fn kernel_events_of_closed_connection_are_dropped() {
     }
     drop((link, socket));
 }
+
+#[test]
+fn bell_of_copies_reaches_idle_registration_of_either() {
+    let (set, busy) = (Set::new(), up());
+    let pairs: Vec<Pair> = (0..10).map(|_| up()).collect();
+    for (pair, n) in pairs.iter().zip(10..) {
+        set.add(pair.b, IN, n);
+    }
+    let other = dup(pairs[0].b);
+    set.add(other, RDHUP | ET, 1);
+    set.add(busy.b, IN, 2);
+    // Until the set no longer looks at the others, and relies on their bells.
+    for _ in 0..400 {
+        send(busy.a, b"x").unwrap();
+        assert_eq!(set.wait(), [(IN, 2)]);
+        receive(busy.b, 1).unwrap();
+    }
+    send(pairs[0].a, b"x").unwrap();
+    assert_eq!(set.wait(), [(IN, 10)]);
+    close(other);
+}
+
+#[test]
+fn removed_copy_leaves_bell_to_other_descriptor() {
+    for is_nested in [false, true] {
+        let (outer, inner, pair) = (Set::new(), Set::new(), up());
+        if is_nested {
+            outer.add(inner.0, IN, 1);
+        }
+        let other = dup(pair.b);
+        inner.add(pair.b, IN, 2);
+        inner.add(other, IN, 3);
+        assert_eq!(inner.now(), []);
+        inner.take_out(other).unwrap();
+        let set = if is_nested { &outer } else { &inner };
+        std::thread::scope(|s| {
+            let sleeper = s.spawn(|| set.wait());
+            std::thread::sleep(Duration::from_millis(50));
+            send(pair.a, b"x").unwrap();
+            assert_eq!(sleeper.join().unwrap(), [(IN, if is_nested { 1 } else { 2 })]);
+        });
+        close(other);
+    }
+}
