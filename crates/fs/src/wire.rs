@@ -372,6 +372,8 @@ records! {
         is_read_only: u32,
         /// 1 if the same session can be used by calls.
         has_calls: u32,
+        /// A number of the boot of the server's kernel. After another boot, what was not synced is lost (protocol N9.4).
+        boot: u64,
         /// The exported directory.
         root: FileAttributes,
     }

@@ -192,6 +192,27 @@ fn bare_unlock_leaves_open_file_usable_after_restart() {
 }
 
 #[test]
+fn sync_reports_changes_that_the_server_machine_has_lost() {
+    let Some((mut world, remote)) = client_by_tcp() else { return };
+    let handle = remote.create(USER, 0, ROOT, name("file"), 0o600, OFlags::RDWR.bits()).unwrap().handle;
+    let write = || assert_eq!(remote.write(USER, 0, handle, 0, b"text"), Ok(4));
+    let sync = || remote.on_file(USER, handle, |handle| FileRequest::Sync { handle, data_only: 0 }).map(drop);
+    write();
+    restart(&mut world);
+    assert_eq!(sync(), Ok(()), "the kernel of the server has the change still");
+    write();
+    world.boot("11111111-2222-3333-4444-555555555555\n");
+    restart(&mut world);
+    assert_eq!(sync(), Err(Errno::IO));
+    assert_eq!(sync(), Ok(()), "reported once");
+    write();
+    assert_eq!(sync(), Ok(()));
+    world.boot("99999999-2222-3333-4444-555555555555\n");
+    restart(&mut world);
+    assert_eq!(sync(), Ok(()), "it was durable");
+}
+
+#[test]
 fn open_file_is_opened_again_as_its_opener() {
     let Some((mut world, remote)) = client_by_tcp() else { return };
     // Only the opener can reach the file and read it.

@@ -58,13 +58,14 @@ impl ExportSession {
     /// The answer to a client's first request.
     ///
     /// # Errors
-    /// The system's, if the exported directory cannot be looked at.
+    /// The system's, if the exported directory cannot be looked at, or the kernel has no number for its boot.
     pub fn welcome(&self) -> Result<Vec<u8>, Errno> {
         let root = self.node(crate::wire::ROOT)?;
         Ok(bytes_of(&Welcome {
             session: self.key,
             is_read_only: u32::from(self.read_only),
             has_calls: u32::from(self.has_calls),
+            boot: boot_number()?,
             root: attributes(&root.path)?,
         }))
     }
@@ -227,4 +228,12 @@ impl ExportSession {
             }
         }
     }
+}
+
+/// The first half of the kernel's random number of its boot.
+fn boot_number() -> Result<u64, Errno> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    u64::from_str_radix(&digits, 16).map_err(|_| Errno::IO)
 }

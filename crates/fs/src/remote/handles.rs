@@ -1,4 +1,4 @@
-//! The open files and directories of a mount, and which of them may have locks.
+//! The open files and directories of a mount, which of them may have locks, and which have changes that were not synced.
 
 use super::Caller;
 use super::link::RequestFailure;
@@ -28,6 +28,8 @@ struct KnownHandle {
     has_locks: bool,
     /// Requests that take a lock and have no reply yet.
     lock_requests: usize,
+    /// Changes of its node were lost in a crash of the server's machine, which the next *Sync* reports.
+    has_lost_changes: bool,
 }
 
 impl KnownHandle {
@@ -42,13 +44,21 @@ pub(super) struct RemoteHandles {
     handles: HashMap<u64, KnownHandle>,
     /// Node and handle of each open file that may have locks.
     locked: BTreeSet<(u64, u64)>,
+    /// The nodes with changes since their last *Sync*, and how many changes these are.
+    changed: HashMap<u64, u64>,
+    /// There are more than [`MOST_CHANGED`]: any node may have changes.
+    are_all_changed: bool,
     latest: u64,
 }
+
+/// Nodes whose changes are counted.
+const MOST_CHANGED: usize = 1 << 16;
 
 impl RemoteHandles {
     pub(super) fn add(&mut self, open: RemoteHandle) -> u64 {
         self.latest += 1;
-        self.handles.insert(self.latest, KnownHandle { open, has_locks: false, lock_requests: 0 });
+        self.handles
+            .insert(self.latest, KnownHandle { open, has_locks: false, lock_requests: 0, has_lost_changes: false });
         self.latest
     }
 
@@ -114,6 +124,51 @@ impl RemoteHandles {
         if !known.may_have_locks() {
             self.locked.remove(&(known.open.number, handle));
         }
+    }
+
+    /// A request that changes this node is about to be sent.
+    pub(super) fn change(&mut self, node: u64) {
+        if self.changed.len() < MOST_CHANGED || self.changed.contains_key(&node) {
+            *self.changed.entry(node).or_default() += 1;
+        } else {
+            self.are_all_changed = true;
+        }
+    }
+
+    /// A request that changes this open file is about to be sent.
+    pub(super) fn change_file(&mut self, handle: u64) {
+        if let Some(open) = self.get(handle) {
+            self.change(open.number);
+        }
+    }
+
+    /// An open file is about to be synced. Returns the changes that this makes durable, for [`RemoteHandles::synced`].
+    ///
+    /// # Errors
+    /// `EIO`, once, if changes of its node were lost (protocol N9.4).
+    pub(super) fn begin_sync(&mut self, handle: u64) -> Result<Option<(u64, u64)>, RequestFailure> {
+        let known = self.handles.get_mut(&handle).ok_or(RequestFailure::Errno(Errno::BADF))?;
+        if std::mem::take(&mut known.has_lost_changes) {
+            return Err(RequestFailure::Errno(Errno::IO));
+        }
+        let node = known.open.number;
+        Ok(self.changed.get(&node).map(|changes| (node, *changes)))
+    }
+
+    /// The server has made these changes durable. Later ones are not.
+    pub(super) fn synced(&mut self, (node, changes): (u64, u64)) {
+        if self.changed.get(&node) == Some(&changes) {
+            self.changed.remove(&node);
+        }
+    }
+
+    /// The server's machine has booted since the last connection: changes that were not synced may be lost.
+    pub(super) fn server_has_booted(&mut self) {
+        for known in self.handles.values_mut() {
+            known.has_lost_changes |= self.are_all_changed || self.changed.contains_key(&known.open.number);
+        }
+        self.changed.clear();
+        self.are_all_changed = false;
     }
 
     /// An open file of this file's node that may have locks in the connection `epoch`.
@@ -206,5 +261,46 @@ mod tests {
         assert!(handles.locked_of_node(same, 2).is_none(), "the end of the connection has released the locks");
         handles.remove(locked);
         assert!(handles.locked_of_node(same, 1).is_none());
+    }
+
+    #[test]
+    fn sync_reports_changes_that_a_boot_has_lost_once_for_each_file() {
+        let (mut handles, handle) = table();
+        let (same, other) = (handles.add(open(NODE)), handles.add(open(NODE + 1)));
+        handles.change(NODE);
+        handles.server_has_booted();
+        let later = handles.add(open(NODE));
+        for lost in [handle, same] {
+            assert_eq!(handles.begin_sync(lost).unwrap_err(), IO);
+            assert_eq!(handles.begin_sync(lost), Ok(None), "reported once");
+        }
+        assert_eq!((handles.begin_sync(other), handles.begin_sync(later)), (Ok(None), Ok(None)));
+    }
+
+    #[test]
+    fn synced_changes_are_not_lost_and_later_ones_are() {
+        let (mut handles, handle) = table();
+        handles.change(NODE);
+        let all = handles.begin_sync(handle).unwrap().unwrap();
+        handles.synced(all);
+        handles.server_has_booted();
+        assert_eq!(handles.begin_sync(handle), Ok(None));
+        handles.change(NODE);
+        let first = handles.begin_sync(handle).unwrap().unwrap();
+        handles.change(NODE);
+        handles.synced(first);
+        handles.server_has_booted();
+        assert_eq!(handles.begin_sync(handle).unwrap_err(), IO, "a change that came during the sync");
+    }
+
+    #[test]
+    fn changes_of_too_many_nodes_count_for_all_files() {
+        let (mut handles, handle) = table();
+        (0..=MOST_CHANGED as u64).for_each(|node| handles.change(1000 + node));
+        assert_eq!(handles.changed.len(), MOST_CHANGED);
+        handles.server_has_booted();
+        assert_eq!(handles.begin_sync(handle).unwrap_err(), IO);
+        handles.server_has_booted();
+        assert_eq!(handles.begin_sync(handle), Ok(None));
     }
 }

@@ -121,6 +121,29 @@ fn is_repeatable(request: &FileRequest<'_>) -> bool {
     }
 }
 
+/// Whether a request changes something that the server's machine can lose until the next *Sync*.
+fn is_change(request: &FileRequest<'_>) -> bool {
+    use FileRequest as R;
+    match request {
+        R::Open { flags, .. } | R::OpenNamed { flags, .. } => flags & OFlags::TRUNC.bits() != 0,
+        R::SetAttributes { .. }
+        | R::MakeNode { .. }
+        | R::MakeDirectory { .. }
+        | R::MakeSymlink { .. }
+        | R::Unlink { .. }
+        | R::RemoveDirectory { .. }
+        | R::Rename { .. }
+        | R::MakeLink { .. }
+        | R::Create { .. }
+        | R::Write { .. }
+        | R::SetExtended { .. }
+        | R::RemoveExtended { .. }
+        | R::Allocate { .. }
+        | R::CopyRange { .. } => true,
+        _ => false,
+    }
+}
+
 impl Remote {
     /// Connects to an export.
     ///
@@ -189,6 +212,9 @@ impl Remote {
                     // Another directory would not have the files that are open.
                     Ok(link) if identity_of(&link.welcome.root) == identity_of(&self.root) => {
                         tracing::info!("connected to the server again");
+                        if link.welcome.boot != previous.welcome.boot {
+                            lock(&self.handles).server_has_booted();
+                        }
                         state.link = Arc::new(link);
                         state.epoch += 1;
                         state.missed = None;
@@ -285,7 +311,7 @@ impl Remote {
         // A server that goes and comes back again and again does not keep a request forever.
         for _ in 0..5 {
             let (link, epoch) = self.link()?;
-            let mut is_sent = None;
+            let (mut is_sent, mut syncs) = (None, None);
             let outcome = (|| {
                 let (mut known, mut open) = ([0; 2], [0; 2]);
                 for (known, node) in known.iter_mut().zip(nodes).filter(|(_, node)| *node != 0) {
@@ -295,11 +321,17 @@ impl Remote {
                     *open = self.reopen(&link, epoch, handle)?;
                 }
                 let request = make(known, open);
+                syncs = self.note_changes(&request, nodes, handles)?;
                 is_sent = Some((is_repeatable(&request), known));
                 send(&link, epoch, &request)
             })();
             match outcome {
-                Ok(data) => return Ok((data, epoch)),
+                Ok(data) => {
+                    if let Some(changes) = syncs {
+                        lock(&self.handles).synced(changes);
+                    }
+                    return Ok((data, epoch));
+                }
                 Err(RequestFailure::Errno(Errno::STALE)) if !is_found_again => {
                     // The server may have dropped a node for others.
                     is_found_again = true;
@@ -318,6 +350,26 @@ impl Remote {
             }
         }
         Err(Errno::IO)
+    }
+
+    /// Notes what a request is about to change. Returns the changes that it makes durable.
+    fn note_changes(
+        &self,
+        request: &FileRequest<'_>,
+        nodes: [u64; 2],
+        handles: [u64; 2],
+    ) -> Result<Option<(u64, u64)>, RequestFailure> {
+        let mut open = lock(&self.handles);
+        if matches!(request, FileRequest::Sync { .. }) {
+            return open.begin_sync(handles[0]);
+        }
+        if is_change(request) {
+            // A copy changes the second file alone.
+            let handles = if matches!(request, FileRequest::CopyRange { .. }) { &handles[1..] } else { &handles[..] };
+            handles.iter().for_each(|handle| open.change_file(*handle));
+            nodes.into_iter().filter(|node| *node != 0).for_each(|node| open.change(node));
+        }
+        Ok(None)
     }
 
     fn on_node<'a>(

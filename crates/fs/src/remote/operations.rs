@@ -442,8 +442,10 @@ impl Remote {
         let appends = flags & write_flags::APPEND != 0;
         for _ in 0..5 {
             let (link, epoch) = self.link()?;
-            let outcome =
-                self.reopen(&link, epoch, handle).and_then(|server| link.write(who, (server, offset, flags), data));
+            let outcome = self.reopen(&link, epoch, handle).and_then(|server| {
+                lock(&self.handles).change_file(handle);
+                link.write(who, (server, offset, flags), data)
+            });
             match outcome {
                 Ok(reply) => {
                     let written: u32 = decode(reply)?;

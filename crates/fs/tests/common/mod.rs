@@ -85,6 +85,7 @@ pub(crate) struct World {
     address: Option<String>,
     options: Vec<&'static str>,
     way: Way,
+    boot: Option<PathBuf>,
 }
 
 /// `None`, and the reason on standard error, where nothing can be mounted.
@@ -100,7 +101,8 @@ pub(crate) fn world(way: Way, options: &[&'static str]) -> Option<World> {
     let folder = tempfile::Builder::new().prefix("partywall-fs-").tempdir().unwrap();
     let broker = Broker::embedded().unwrap();
     let socket = broker.path().to_owned();
-    let mut world = World { broker: Some(broker), socket, folder, server: None, address: None, options, way };
+    let mut world =
+        World { broker: Some(broker), socket, folder, server: None, address: None, options, way, boot: None };
     world.start();
     Some(world)
 }
@@ -123,7 +125,10 @@ pub(crate) fn copy_program(from: &Path, to: &Path) {
 
 impl World {
     fn program(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_partywall-fs"));
+        self.started_by(Command::new(env!("CARGO_BIN_EXE_partywall-fs")))
+    }
+
+    fn started_by(&self, mut command: Command) -> Command {
         command.env("PARTYWALL_BROKER", &self.socket).env_remove("PARTYWALL_DOMAIN").env("RUST_LOG", "error");
         command
     }
@@ -133,9 +138,22 @@ impl World {
         self.folder.path()
     }
 
+    /// Has the server find another number for the boot of its kernel at its next start.
+    pub(crate) fn boot(&mut self, number: &str) {
+        let path = self.folder.path().join(".boot");
+        std::fs::write(&path, number).unwrap();
+        self.boot = Some(path);
+    }
+
     /// Starts the server; again, if it was killed.
     pub(crate) fn start(&mut self) {
         let mut command = self.program();
+        if let Some(boot) = &self.boot {
+            let program = command.get_program().to_owned();
+            command = self.started_by(Command::new("unshare"));
+            command.args(["--mount", "sh", "-c"]);
+            command.arg("mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"").arg(boot).arg(program);
+        }
         command.arg("export").arg(self.folder.path()).args(&self.options);
         match (self.way, &self.address) {
             (Way::Tcp, None) => command.args(["--tcp", "127.0.0.1:0"]),
