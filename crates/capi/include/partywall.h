@@ -143,7 +143,8 @@ int pw_listen(const pw_domain *domain, const char *service, const pw_options *op
  * service again by itself. After PW_NO_MEMORY or PW_SYSTEM, one connection is lost and the next call takes the next one. */
 int pw_accept(pw_listener *listener, int timeout_ms, pw_stream **stream);
 
-/* The descriptor that is readable when there is a connection to accept. It changes when the broker restarts: ask again after each accept. */
+/* The descriptor that is readable when there is a connection to accept. It changes when the broker goes away and when it is back: ask
+ * again after each accept. */
 int pw_listener_fd(const pw_listener *listener);
 
 /* Withdraws the service. Accepted connections stay. NULL is ignored. */
@@ -243,7 +244,8 @@ int pw_finish(pw_message_socket *socket);
 /* The descriptor that is readable when pw_receive is worth repeating. Constant until pw_message_close. */
 int pw_receive_fd(const pw_message_socket *socket);
 
-/* The descriptor that is READABLE when pw_send is worth repeating. Constant until pw_message_close. */
+/* The descriptor that is READABLE when pw_send is worth repeating. Constant until pw_message_close.
+ * While the ring grows, it is also readable from time to time, since the broker's answer comes another way. */
 int pw_send_fd(const pw_message_socket *socket);
 
 /* Describes the other side of an accepted socket. Fails with PW_INVALID on the connecting side. */

@@ -10,7 +10,7 @@ use crate::memory;
 use crate::rx::StreamRx;
 use crate::session::{BrokerSession, PATIENCE, whole};
 use crate::tx::StreamTx;
-use crate::waiter::Waiter;
+use crate::waiter::{RetryTimer, Waiter};
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_protocol::wire::{Directions, Kind, Located, Message, Refusal, RegionReference, Side};
 use partywall_region::{Link, OwnRegion, PeerRegion, pmem};
@@ -31,6 +31,8 @@ pub(crate) type Taken = (Option<StreamTx>, Option<StreamRx>, PeerInfo);
 pub(crate) struct Acceptor {
     reception: Reception,
     session: BrokerSession,
+    /// Says when a non-blocking listener is to look for the broker again. `None` while the broker is not known to be away.
+    away: Option<RetryTimer>,
     pub(crate) nonblocking: bool,
     pub(crate) timeout: Option<Duration>,
 }
@@ -46,6 +48,9 @@ pub(crate) struct Reception {
 
 /// The longest that a publisher which takes in a subscriber waits for the broker.
 const ANSWER: Duration = Duration::from_millis(2);
+
+/// The pauses between two looks for a broker that is away: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// One subscriber, as its publisher sees it.
 #[derive(Debug)]
@@ -96,7 +101,7 @@ impl Acceptor {
         options.ring_bounds(domain.max_ring())?;
         let reception =
             Reception { domain: domain.clone(), service: service.to_owned(), kind, options: options.clone() };
-        Ok(Self { reception, session, nonblocking: false, timeout: None })
+        Ok(Self { reception, session, away: None, nonblocking: false, timeout: None })
     }
 
     /// Waits for a connection with valid memory and links. Invalid ones are dropped, and affect no other.
@@ -229,7 +234,7 @@ impl Acceptor {
 
     /// The next message of the broker; binds again if it went and came (protocol C9).
     fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
-        let mut pause = Duration::from_millis(10);
+        let mut pause = PAUSES.0;
         // A timeout beyond the range of `Instant` means no deadline.
         let deadline = self.timeout.and_then(|longest| Instant::now().checked_add(longest));
         loop {
@@ -243,23 +248,39 @@ impl Acceptor {
                 self.reception.kind,
                 &self.reception.options,
             ) {
-                Ok(session) => self.session = session,
+                Ok(session) => {
+                    self.session = session;
+                    self.away = None;
+                }
                 // The old session of this very listener may not be cleared away yet, or the broker not back.
-                Err(Error::BrokerAbsent { .. } | Error::System { .. })
-                | Err(Error::Refused { code: Refusal::ServiceTaken, .. })
-                    if !self.nonblocking =>
-                {
+                Err(
+                    Error::BrokerAbsent { .. }
+                    | Error::System { .. }
+                    | Error::Refused { code: Refusal::ServiceTaken, .. },
+                ) => {
+                    if self.nonblocking {
+                        return Err(self.look_later());
+                    }
                     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
                     if left.is_some_and(|left| left.is_zero()) {
                         return Err(Error::TimedOut);
                     }
                     std::thread::sleep(left.map_or(pause, |left| pause.min(left)));
-                    pause = (pause * 2).min(Duration::from_secs(1));
+                    pause = (pause * 2).min(PAUSES.1);
                 }
-                Err(Error::BrokerAbsent { .. } | Error::System { .. }) => return Err(Error::WouldBlock),
                 Err(e) => return Err(e),
             }
         }
+    }
+
+    /// Has the descriptor become readable at the end of a pause, because that of the session that has ended always is.
+    fn look_later(&mut self) -> Error {
+        let away = match self.away.take().map_or_else(|| RetryTimer::new(PAUSES.0, PAUSES.1), Ok) {
+            Ok(away) => self.away.insert(away),
+            Err(e) => return e,
+        };
+        away.begin_pause();
+        Error::WouldBlock
     }
 
     /// The next message of the broker, until the deadline if there is one.
@@ -406,7 +427,7 @@ impl Reception {
 
 impl AsFd for Acceptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.session.as_fd()
+        self.away.as_ref().map_or_else(|| self.session.as_fd(), AsFd::as_fd)
     }
 }
 

@@ -5,6 +5,7 @@ use crate::further::Regions;
 use crate::listener::Acceptor;
 use crate::rx::StreamRx;
 use crate::tx::StreamTx;
+use crate::waiter::RetrySet;
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_protocol::wire::{Directions, Kind};
 use partywall_shm::corrupt::Corrupt;
@@ -138,6 +139,7 @@ pub struct MessageSocket {
 #[derive(Debug)]
 pub struct MessageSender {
     tx: StreamTx,
+    retry: RetrySet,
 }
 
 /// The receiving half of a message socket, for one thread at a time.
@@ -208,7 +210,10 @@ impl MessageSocket {
     }
 
     fn new(tx: Option<StreamTx>, rx: Option<StreamRx>) -> Self {
-        Self { sender: tx.map(|tx| MessageSender { tx }), receiver: rx.map(|rx| MessageReceiver { rx }) }
+        Self {
+            sender: tx.map(|tx| MessageSender { tx, retry: RetrySet::default() }),
+            receiver: rx.map(|rx| MessageReceiver { rx }),
+        }
     }
 
     /// The halves, for independent use, for instance in two threads. A one-way connection has only one.
@@ -385,7 +390,8 @@ impl MessageSocket {
     }
 
     /// The descriptor that becomes *readable* when there may be room for a message, after a non-blocking
-    /// [`MessageSocket::send`] has failed with [`Error::WouldBlock`].
+    /// [`MessageSocket::send`] has failed with [`Error::WouldBlock`]. While the ring grows, it is also readable from time to time, since the
+    /// broker's answer comes another way.
     ///
     /// # Errors
     /// [`Error::Closed`] if this side only receives.
@@ -432,11 +438,20 @@ impl MessageSender {
         if footprint > tx.core.max_ring() {
             return Err(too_large(record::longest(tx.core.max_ring())));
         }
-        let (span, core) = tx.reserve(footprint)?;
+        let (span, core) = match tx.reserve(footprint) {
+            Ok(reserved) => reserved,
+            Err(e) => {
+                if matches!(e, Error::WouldBlock) && self.tx.core.waits_for_broker(footprint) {
+                    self.retry.begin_pause();
+                }
+                return Err(e);
+            }
+        };
         let (header, payload) = span.split_at_mut(record::HEADER as usize);
         header.copy_from_slice(&record::header(len));
         payload[..message.len()].copy_from_slice(message);
         core.commit(footprint);
+        self.retry.stop();
         Ok(())
     }
 
@@ -464,9 +479,10 @@ impl AsRawFd for MessageSender {
 }
 
 impl AsFd for MessageSender {
-    /// *Readable* when there may be room, after [`Error::WouldBlock`].
+    /// *Readable* when there may be room, after [`Error::WouldBlock`]. While the ring grows, it is also readable from time to time, since the
+    /// broker's answer comes another way.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.tx.core.waiter.link.as_fd()
+        self.retry.descriptor(&self.tx.core.waiter.link)
     }
 }
 

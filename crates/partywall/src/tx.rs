@@ -372,6 +372,12 @@ impl TxCore {
         self.endpoint.peer().is_some() && self.half.may_switch()
     }
 
+    /// Whether room for `n` bytes depends on the broker's next answer, and not on the peer: the link does not report it.
+    #[cold]
+    pub(crate) fn waits_for_broker(&mut self, n: u64) -> bool {
+        n > self.half.capacity() && self.may_switch()
+    }
+
     /// Waits for room, at most the capacity, or until the ring may be replaced.
     #[cold]
     fn wait_for(&mut self, need: Need) -> Result<()> {

@@ -1,5 +1,7 @@
 //! How a half waits: does what the engine asks for ([`partywall_shm::half`]), which is to spin, to fence and to sleep on the link.
 
+mod retry;
+
 use crate::keeper::HangUpWatch;
 use crate::{Error, Result};
 use partywall_region::wait::{Spin, publish_core};
@@ -8,6 +10,7 @@ use partywall_shm::counters::{Counters, add};
 use partywall_shm::half::{Effect, Ending, Idle};
 use partywall_shm::sync::ReadOnly;
 use partywall_shm::wake::Fencing;
+pub(crate) use retry::{RetrySet, RetryTimer};
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};

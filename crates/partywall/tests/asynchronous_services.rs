@@ -9,7 +9,7 @@ use partywall::asynchronous::{AsyncListener, AsyncMessageListener, AsyncMessageS
 use partywall::{Domain, Error, MessageListener, Options, Publisher, Refusal, RingSize, SlowReader};
 use partywall_daemon::{Broker, Config};
 use std::future::Future;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn join(broker: &Broker, name: &str) -> Domain {
@@ -183,4 +183,60 @@ async fn listener_accepts_again_after_a_restart_of_the_broker() {
     client.write_u8(7).await.unwrap();
     let (mut stream, peer) = accepting.await.unwrap().unwrap();
     assert_eq!((stream.read_u8().await.unwrap(), peer.name.as_str()), (7, "visitor"));
+}
+
+#[tokio::test]
+async fn async_message_that_grows_the_ring_is_sent() {
+    let _guard = hang_guard();
+    let broker = Broker::embedded().unwrap();
+    let web = join(&broker, "web");
+    let mut listener = MessageListener::bind(&web, "orders", &Options::default()).unwrap();
+    let mut client = AsyncMessageSocket::connect_with(&web, "web:orders", &Options::default()).await.unwrap();
+    let mut server = AsyncMessageSocket::new(listener.accept().unwrap().0).unwrap();
+    let mut received = Vec::new();
+    // Small ones first: the bell of the accepted connection would wake the first that grows.
+    for size in [1, 1, 1].into_iter().chain((0..9).map(|doubling| 20_000 << doubling)) {
+        let sent = vec![7; size];
+        let (sending, receiving) = tokio::join!(client.send(&sent), server.recv(&mut received));
+        sending.unwrap();
+        receiving.unwrap();
+        assert!(received == sent, "a message of {size} bytes");
+    }
+}
+
+#[test]
+fn polled_listener_without_broker_looks_rarely() {
+    let _guard = hang_guard();
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config::new(dir.path().join("broker.sock"));
+    let broker = Broker::start(&config).unwrap();
+    let web = join(&broker, "web");
+    let mut listener = web.bind("echo").unwrap();
+    listener.set_nonblocking(true);
+    drop(broker);
+    let start = Instant::now();
+    let mut looks = 0;
+    while start.elapsed() < Duration::from_millis(500) {
+        looks += 1;
+        assert_fails!(listener.accept(), Error::WouldBlock);
+        readable(&listener, Duration::from_millis(500));
+    }
+    // The pauses double, so a slow machine has fewer.
+    assert!(looks < 20, "{looks} looks for a broker that is away");
+
+    let broker = Broker::start(&config).unwrap();
+    let visitor = join(&broker, "visitor");
+    let connecting = std::thread::spawn(move || {
+        loop {
+            match visitor.connect("web:echo") {
+                Err(Error::Refused { .. }) => std::thread::yield_now(),
+                other => break other,
+            }
+        }
+    });
+    while let Err(error) = listener.accept() {
+        assert!(matches!(error, Error::WouldBlock), "{error}");
+        readable(&listener, Duration::from_secs(60));
+    }
+    connecting.join().unwrap().unwrap();
 }

@@ -84,6 +84,7 @@ pub(crate) fn before_birth() {
 
 /// This process is a child. The thread that may have been about to raise the limit is not here.
 pub(crate) fn became_child() {
+    // EDGE raised-limit: the limit is as it was.
     RAISED.store(false, Ordering::Release);
 }
 
@@ -105,6 +106,7 @@ fn move_above(fd: &OwnedFd) -> Option<OwnedFd> {
     }
     // A child would keep the raised limit, and so would the program that it executes. Either this thread sees the birth, or that one sees the word.
     if process::births().is_none() {
+        // EDGE raised-limit: the limit is as it was.
         RAISED.store(false, Ordering::Release);
         return None;
     }

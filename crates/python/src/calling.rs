@@ -226,7 +226,8 @@ impl PyOngoing {
 impl Drop for PyOngoing {
     fn drop(&mut self) {
         if child::is_child() {
-            std::mem::forget(self.ongoing.lock().unwrap_or_else(PoisonError::into_inner).take());
+            // Without the lock: a thread of the parent may have held it at the fork.
+            std::mem::forget(self.ongoing.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         }
     }
 }

@@ -48,9 +48,10 @@ macro_rules! listener {
                 self.timeout.set_blocking(py, flag)
             }
 
-            /// The descriptor that is readable when there is a connection; it changes when the broker restarts. -1 after `close`.
-            fn fileno(&self) -> i32 {
-                self.listener.number(WaitsFor::Data)
+            /// The descriptor that is readable when there is a connection; -1 after `close`. It changes when the broker goes away and when it is
+            /// back.
+            fn fileno(&self, py: Python<'_>) -> i32 {
+                self.listener.number(py, WaitsFor::Data)
             }
 
             /// Withdraws the service. Accepted connections stay.

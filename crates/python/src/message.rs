@@ -82,13 +82,13 @@ impl PyMessageSocket {
     }
 
     /// The descriptor that is readable when receiving is worth repeating; -1 after `close`.
-    fn fileno(&self) -> i32 {
-        self.socket.number(WaitsFor::Data)
+    fn fileno(&self, py: Python<'_>) -> i32 {
+        self.socket.number(py, WaitsFor::Data)
     }
 
     /// The descriptor that is *readable* when sending is worth repeating; -1 after `close`.
-    fn write_fileno(&self) -> i32 {
-        self.socket.number(WaitsFor::Room)
+    fn write_fileno(&self, py: Python<'_>) -> i32 {
+        self.socket.number(py, WaitsFor::Room)
     }
 
     /// The other side of an accepted socket.

@@ -82,28 +82,39 @@ impl<H> Slot<H> {
     }
 
     /// Uses the value for a call that does not wait.
-    pub(crate) fn with<T>(&self, py: Python<'_>, call: impl FnOnce(&mut H) -> T) -> PyResult<T> {
+    pub(crate) fn with<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&mut H) -> T + Send) -> PyResult<T>
+    where
+        H: Send,
+    {
         if child::is_child() {
             return Err(outcome::forked(py));
         }
-        self.lock().as_mut().map(call).ok_or_else(|| outcome::closed_here(py))
+        // Another thread may hold the value in a wait, which goes on without the interpreter's lock.
+        py.detach(|| self.lock().as_mut().map(call)).ok_or_else(|| outcome::closed_here(py))
     }
 
-    /// Closes the value. In the child of a fork it stays as it is: it is the parent's.
+    /// Closes the value. In the child of a fork it stays as it is: it is the parent's, and a thread of the parent may have held the lock.
     pub(crate) fn close(&self) {
-        let value = self.lock().take();
         if child::is_child() {
-            std::mem::forget(value);
+            return;
         }
+        // Dropped after the lock is released: dropping a server waits for functions, which may use the server.
+        let value = self.lock().take();
+        drop(value);
     }
 }
 
 impl<H: Waits + Send> Slot<H> {
-    /// The number of the descriptor to poll, or -1 if the value is closed.
-    pub(crate) fn number(&self, what: WaitsFor) -> i32 {
+    /// The number of the descriptor to poll, or -1 if the value is closed or this process is the child of a fork.
+    pub(crate) fn number(&self, py: Python<'_>, what: WaitsFor) -> i32 {
         use std::os::fd::AsRawFd;
-        let value = self.lock();
-        value.as_ref().and_then(|value| value.descriptor(what).ok()).map_or(-1, |fd| fd.as_raw_fd())
+        if child::is_child() {
+            return -1;
+        }
+        py.detach(|| {
+            let value = self.lock();
+            value.as_ref().and_then(|value| value.descriptor(what).ok()).map_or(-1, |fd| fd.as_raw_fd())
+        })
     }
 
     /// Repeats `call` until it succeeds or fails, at most for `timeout`. Zero does not wait, and `None` waits without a limit.
@@ -172,7 +183,10 @@ fn sleep_on(fd: &OwnedFd, longest: Duration) -> std::io::Result<()> {
 
 impl<H> Drop for Slot<H> {
     fn drop(&mut self) {
-        self.close();
+        if child::is_child() {
+            // Without the lock: a thread of the parent may have held it at the fork.
+            std::mem::forget(self.value.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
     }
 }
 

@@ -23,6 +23,9 @@ pub(crate) struct PyStream {
     channel: Option<u64>,
 }
 
+/// The bytes of one call of the library. Between two calls signals are handled, and other threads get the half.
+const MOST_AT_ONCE: usize = 64 << 10;
+
 /// The library's error that an error of `std::io` carries.
 fn inner(error: io::Error) -> Error {
     match error.downcast::<Error>() {
@@ -46,7 +49,9 @@ impl PyStream {
         })
     }
 
+    /// Writes the beginning of a piece, at most [`MOST_AT_ONCE`].
     fn write_from(&self, py: Python<'_>, piece: Piece, timeout: Option<Duration>) -> PyResult<usize> {
+        let piece = piece.part(0, MOST_AT_ONCE);
         self.write.wait(py, timeout, WaitsFor::Room, |half| {
             // SAFETY: the caller of this method holds the `ObjectMemory` until the wait has ended.
             half.write(unsafe { piece.bytes() }).map_err(inner)
@@ -77,7 +82,7 @@ impl PyStream {
         self.read_into(buffer.py(), if nbytes == 0 { piece } else { piece.part(0, nbytes) })
     }
 
-    /// Sends bytes, and returns how many were taken.
+    /// Sends bytes, at most 64 KiB of them, and returns how many were taken.
     fn send(&self, data: &Bound<'_, PyAny>) -> PyResult<usize> {
         let memory = ObjectMemory::of(data)?;
         self.write_from(data.py(), memory.piece(), self.timeout.get())
@@ -92,7 +97,12 @@ impl PyStream {
         let mut done = 0;
         while done < piece.len() {
             let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
+            // To the wait, zero means not to wait at all, which is another error.
+            if left == Some(Duration::ZERO) && timeout != left {
+                return Err(raised(data.py(), &Error::TimedOut, WaitsFor::Room));
+            }
             done += self.write_from(data.py(), piece.part(done, usize::MAX), left)?;
+            data.py().check_signals()?;
         }
         Ok(())
     }
@@ -133,16 +143,16 @@ impl PyStream {
     }
 
     /// The descriptor that is readable when receiving is worth repeating; -1 after `close`.
-    fn fileno(&self) -> i32 {
-        match self.read.number(WaitsFor::Data) {
-            -1 => self.write.number(WaitsFor::Room),
+    fn fileno(&self, py: Python<'_>) -> i32 {
+        match self.read.number(py, WaitsFor::Data) {
+            -1 => self.write.number(py, WaitsFor::Room),
             number => number,
         }
     }
 
     /// The descriptor that is *readable* when sending is worth repeating; -1 after `close`.
-    fn write_fileno(&self) -> i32 {
-        self.write.number(WaitsFor::Room)
+    fn write_fileno(&self, py: Python<'_>) -> i32 {
+        self.write.number(py, WaitsFor::Room)
     }
 
     /// The other side.

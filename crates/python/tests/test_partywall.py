@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import contextlib
 import ctypes
 import importlib.resources
 import os
@@ -162,6 +163,31 @@ class Streams(unittest.TestCase):
             self.assertEqual(len(b.recv(4096)), 4096)
             self.assertTrue(selector.select(GUARD))
             self.assertEqual(a.send(b"x"), 1)
+
+    def test_sendall_past_time_out_raises_timed_out(self):
+        a, b = partywall.pair(ring=4096)
+        with a, b:
+            a.settimeout(0.001)
+            with self.assertRaises(partywall.TimedOut):
+                a.sendall(bytes(100_000))
+
+    def test_sendall_to_slow_reader_keeps_its_time_out(self):
+        a, b = partywall.pair(ring=65536)
+
+        def drain():
+            while b.recv(65536):
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=drain)
+        thread.start()
+        a.settimeout(0.3)
+        try:
+            with self.assertRaises(partywall.TimedOut):
+                a.sendall(bytes(200_000_000))
+        finally:
+            a.close()
+            thread.join(GUARD)
+            b.close()
 
     def test_waiting_thread_leaves_the_interpreter_to_others(self):
         a, b = partywall.pair()
@@ -376,6 +402,38 @@ class Hostile(unittest.TestCase):
         self.assertEqual(os.waitpid(child, 0)[1], 0)
         a.send(b"y")
         self.assertEqual(b.recv(10), b"y")
+
+    def test_child_of_a_fork_closes_what_a_thread_waits_for(self):
+        a, b = partywall.pair()
+        a.settimeout(0.002)
+        done = threading.Event()
+
+        def wait():
+            # Waits this short are in the library, which has the stream's lock then.
+            while not done.is_set():
+                with contextlib.suppress(partywall.TimedOut):
+                    a.recv(1)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        try:
+            for _ in range(10):
+                child = os.fork()
+                if child == 0:
+                    a.close()
+                    os._exit(0 if a.fileno() == a.write_fileno() == -1 else 1)
+                limit = time.monotonic() + GUARD
+                while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < limit:
+                    time.sleep(0.001)
+                if ended == (0, 0):
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+                self.assertEqual(ended, (child, 0))
+        finally:
+            done.set()
+            thread.join(GUARD)
+            a.close()
+            b.close()
 
     def test_program_that_exits_without_closing_ends_quietly(self):
         program = "import partywall; a, b = partywall.pair(); a.send(b'x'); d = partywall.Domain('web'); l = d.listen('z')"

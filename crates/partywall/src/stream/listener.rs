@@ -78,7 +78,7 @@ impl Listener {
 }
 
 impl AsFd for Listener {
-    /// Readable when there is something to accept. It changes when the broker restarts: ask again after each accept.
+    /// Readable when there is something to accept. It changes when the broker goes away and when it is back: ask again after each accept.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.acceptor.as_fd()
     }
