@@ -54,6 +54,20 @@ async fn cancelled_accepts_lose_no_connection() {
 }
 
 #[tokio::test]
+async fn one_way_visitor_does_not_end_a_listener() {
+    let _guard = hang_guard();
+    let broker = Broker::embedded().unwrap();
+    let web = join(&broker, "web");
+    let mut listener = AsyncListener::new(web.bind("echo").unwrap());
+    let one_way = web.connect_with("web:echo", &Options::default().one_way(true)).unwrap();
+    let mut client = AsyncStream::connect_with(&web, "web:echo", &Options::default()).await.unwrap();
+    client.write_all(b"x").await.unwrap();
+    let (mut stream, _) = listener.accept().await.unwrap();
+    assert_eq!(stream.read_u8().await.unwrap(), b'x');
+    drop(one_way);
+}
+
+#[tokio::test]
 async fn connect_reports_refusals() {
     let _guard = hang_guard();
     let broker = Broker::embedded().unwrap();

@@ -562,6 +562,29 @@ class Asyncio(unittest.TestCase):
 
         asyncio.run(asyncio.wait_for(main(), GUARD))
 
+    def test_call_back_after_coroutine_has_returned_is_refused(self):
+        later = []
+
+        async def call_back(call):
+            await asyncio.sleep(0.05)
+            await call.call_back("part", bytes(4))
+
+        async def ask(call):
+            later.append(asyncio.ensure_future(call_back(call)))
+
+        async def part(call):
+            return bytes(call.args)
+
+        async def main():
+            with partywall.Domain("web") as web:
+                async with await aio.serve_calls(web, "math", {"ask": ask}):
+                    async with await aio.connect_calls(web, "web:math", {"part": part}) as client:
+                        await client.call("ask")
+                        with self.assertRaises(partywall.CallRefused):
+                            await later[0]
+
+        asyncio.run(asyncio.wait_for(main(), GUARD))
+
     def test_coroutines_serve_and_call(self):
         async def double(call):
             await asyncio.sleep(0.001)

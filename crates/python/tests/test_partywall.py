@@ -312,6 +312,27 @@ class Asyncio(unittest.TestCase):
 
         asyncio.run(asyncio.wait_for(main(), GUARD))
 
+    def test_close_ends_wait_of_another_task_and_frees_its_descriptor(self):
+        async def main():
+            with partywall.Domain("web") as web:
+                async with await aio.listen(web, "echo") as listener:
+                    for _ in range(3):
+                        client, server = await asyncio.gather(aio.connect(web, "web:echo"), listener.accept())
+                        waiting = asyncio.ensure_future(server.recv(1))
+                        await asyncio.sleep(0)
+                        server.close()
+                        with self.assertRaises(partywall.Closed):
+                            await waiting
+                        client.close()
+                    # The numbers are those of the connections before.
+                    async with await aio.connect(web, "web:echo") as client, await listener.accept() as server:
+                        answer = asyncio.ensure_future(client.recv(5))
+                        await asyncio.sleep(0)
+                        await server.sendall(b"hello")
+                        self.assertEqual(await answer, b"hello")
+
+        asyncio.run(asyncio.wait_for(main(), GUARD))
+
 
 VICTIM = """
 import partywall, time

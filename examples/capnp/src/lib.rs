@@ -10,7 +10,7 @@ use capnp_rpc::rpc_twoparty_capnp::Side;
 use capnp_rpc::{RpcSystem, twoparty};
 use echo_capnp::{counter, echo};
 use partywall::asynchronous::{AsyncReadHalf, AsyncStream};
-use partywall::{Listener, PeerInfo, Stream};
+use partywall::{Error, Listener, PeerInfo, Stream};
 use std::cell::Cell;
 use std::rc::Rc;
 use tokio::sync::mpsc;
@@ -40,6 +40,10 @@ pub fn incoming(mut listener: Listener) -> mpsc::Receiver<partywall::Result<(Str
     std::thread::spawn(move || {
         loop {
             let accepted = listener.accept();
+            // Without memory or descriptors for one connection, the next may be accepted.
+            if let Err(Error::Memory(_) | Error::System { .. }) = accepted {
+                continue;
+            }
             let is_over = accepted.is_err();
             if sender.blocking_send(accepted).is_err() || is_over {
                 return;
@@ -57,9 +61,10 @@ pub async fn serve_echo(listener: Listener) -> partywall::Result<()> {
     let mut incoming = incoming(listener);
     while let Some(accepted) = incoming.recv().await {
         let (stream, peer) = accepted?;
+        // A one-way stream, or the end of a connection, affects only that connection.
+        let Ok(stream) = AsyncStream::new(stream) else { continue };
         let object: echo::Client = capnp_rpc::new_client(Echo { caller: peer.name });
-        // The end of a connection affects only that connection.
-        tokio::task::spawn_local(serve(AsyncStream::new(stream)?, object.client));
+        tokio::task::spawn_local(serve(stream, object.client));
     }
     Ok(())
 }

@@ -7,7 +7,7 @@
 
 use hyper_util::rt::TokioIo;
 use partywall::asynchronous::AsyncStream;
-use partywall::{Domain, Listener, PeerInfo};
+use partywall::{Domain, Error, Listener, PeerInfo};
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -77,16 +77,23 @@ pub fn incoming(mut listener: Listener) -> impl Stream<Item = io::Result<Connect
     let (sender, receiver) = mpsc::channel(16);
     std::thread::spawn(move || {
         loop {
-            let accepted = listener.accept().map_err(io::Error::from);
+            let accepted = listener.accept();
+            // Without memory or descriptors for one connection, the next may be accepted.
+            if let Err(Error::Memory(_) | Error::System { .. }) = accepted {
+                continue;
+            }
             let is_over = accepted.is_err();
-            if sender.blocking_send(accepted).is_err() || is_over {
+            if sender.blocking_send(accepted.map_err(io::Error::from)).is_err() || is_over {
                 return;
             }
         }
     });
-    ReceiverStream::new(receiver).map(|accepted| {
-        let (stream, peer) = accepted?;
-        Ok(Connection { stream: AsyncStream::new(stream)?, caller: Caller(peer) })
+    ReceiverStream::new(receiver).filter_map(|accepted| match accepted {
+        // A one-way stream affects only its visitor.
+        Ok((stream, peer)) => {
+            AsyncStream::new(stream).ok().map(|stream| Ok(Connection { stream, caller: Caller(peer) }))
+        }
+        Err(error) => Some(Err(error)),
     })
 }
 

@@ -164,11 +164,18 @@ impl AsyncListener {
     /// Waits for a connection, within a tokio runtime with I/O enabled. A call that is cancelled loses no connection. After a restart of the
     /// broker the listener binds again automatically.
     ///
+    /// A one-way stream, which an [`AsyncStream`] cannot be, is closed, and the next connection is waited for: any domain that may connect can make one.
+    ///
     /// # Errors
-    /// As [`Listener::accept`], and as [`AsyncStream::new`].
+    /// As [`Listener::accept`], and as [`AsyncStream::new`] otherwise.
     pub async fn accept(&mut self) -> Result<(AsyncStream, PeerInfo)> {
-        let (stream, peer) = self.turnstile.accept().await?;
-        Ok((AsyncStream::new(stream)?, peer))
+        loop {
+            let (stream, peer) = self.turnstile.accept().await?;
+            match AsyncStream::new(stream) {
+                Err(Error::Closed(_)) => tracing::info!(peer = peer.name, "a one-way stream was closed"),
+                other => return Ok((other?, peer)),
+            }
+        }
     }
 }
 

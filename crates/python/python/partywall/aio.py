@@ -9,27 +9,9 @@ import asyncio
 import concurrent.futures
 import functools
 import queue
+import threading
 
-from ._errors import Empty, Full
-
-
-async def _readable(fd):
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
-    try:
-        await ready
-    finally:
-        loop.remove_reader(fd)
-
-
-async def _repeat(call, number):
-    """Repeats a call that does not wait, each time that the descriptor is readable."""
-    while True:
-        try:
-            return call()
-        except (Empty, Full):
-            await _readable(number())
+from ._errors import CallRefused, Empty, Full
 
 
 async def _in_thread(call, *arguments, pool=None, **options):
@@ -45,6 +27,7 @@ class _Connection:
     def __init__(self, connection):
         connection.setblocking(False)
         self._connection = connection
+        self._waits = {}
 
     @property
     def peer(self):
@@ -52,8 +35,32 @@ class _Connection:
         return self._connection.peer
 
     def close(self):
-        """Closes the connection in order."""
+        """Closes the connection in order. A task that waits for it gets `Closed`."""
+        # First: the event loop must not keep the number of a closed descriptor, which another connection may get.
+        for fd, ready in self._waits.items():
+            ready.get_loop().remove_reader(fd)
+            ready.done() or ready.set_result(None)
+        self._waits.clear()
         self._connection.close()
+
+    async def _repeat(self, call, number):
+        """Repeats a call that does not wait, each time that the descriptor is readable."""
+        while True:
+            try:
+                return call()
+            except (Empty, Full):
+                await self._readable(number())
+
+    async def _readable(self, fd):
+        loop = asyncio.get_running_loop()
+        self._waits[fd] = ready = loop.create_future()
+        loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
+        try:
+            await ready
+        finally:
+            if self._waits.get(fd) is ready:
+                del self._waits[fd]
+                loop.remove_reader(fd)
 
     async def __aenter__(self):
         return self
@@ -67,15 +74,15 @@ class AsyncStream(_Connection):
 
     async def recv(self, bufsize):
         """Receives at most `bufsize` bytes; empty at the end of the stream."""
-        return await _repeat(lambda: self._connection.recv(bufsize), self._connection.fileno)
+        return await self._repeat(lambda: self._connection.recv(bufsize), self._connection.fileno)
 
     async def recv_into(self, buffer, nbytes=0):
         """Receives into a writable buffer, and returns how many bytes."""
-        return await _repeat(lambda: self._connection.recv_into(buffer, nbytes), self._connection.fileno)
+        return await self._repeat(lambda: self._connection.recv_into(buffer, nbytes), self._connection.fileno)
 
     async def send(self, data):
         """Sends bytes, and returns how many were taken."""
-        return await _repeat(lambda: self._connection.send(data), self._connection.write_fileno)
+        return await self._repeat(lambda: self._connection.send(data), self._connection.write_fileno)
 
     async def sendall(self, data):
         """Sends all of the bytes."""
@@ -94,11 +101,11 @@ class AsyncMessageSocket(_Connection):
 
     async def send(self, message):
         """Sends one message."""
-        await _repeat(lambda: self._connection.send(message), self._connection.write_fileno)
+        await self._repeat(lambda: self._connection.send(message), self._connection.write_fileno)
 
     async def recv(self):
         """Receives one message."""
-        return await _repeat(self._connection.recv, self._connection.fileno)
+        return await self._repeat(self._connection.recv, self._connection.fileno)
 
     def finish(self):
         """Ends sending."""
@@ -114,7 +121,7 @@ class AsyncListener(_Connection):
 
     async def accept(self):
         """Waits for a connection."""
-        connection, _ = await _repeat(self._connection.accept, self._connection.fileno)
+        connection, _ = await self._repeat(self._connection.accept, self._connection.fileno)
         return self._wrap(connection)
 
     def __aiter__(self):
@@ -258,14 +265,43 @@ class AsyncIncomingCall:
                 except BaseException as raised:
                     result.set_exception(raised)
 
-        self._orders.put(execute)
+        if not self._orders.put(execute):
+            raise CallRefused("the function has returned, so its call cannot call back")
         return await asyncio.wrap_future(result)
+
+
+class _Orders:
+    """What a function asks the thread that serves its client to execute."""
+
+    def __init__(self):
+        self._queue = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def put(self, order):
+        """Returns `False` if the thread executes nothing more."""
+        with self._lock:
+            if not self._is_over:
+                self._queue.put(order)
+            return not self._is_over
+
+    def get(self, timeout):
+        return self._queue.get(timeout=timeout)
+
+    def end(self):
+        """Executes what is left, and nothing more."""
+        with self._lock:
+            self._is_over = True
+        while not self._queue.empty():
+            order = self._queue.get_nowait()
+            if order is not None:
+                order()
 
 
 def _run_in(loop, function):
     def serve(call):
         # The thread that serves the client waits for the coroutine, and calls back for it.
-        orders = queue.SimpleQueue()
+        orders = _Orders()
         future = asyncio.run_coroutine_threadsafe(function(AsyncIncomingCall(call, orders)), loop)
         future.add_done_callback(lambda _: orders.put(None))
         while True:
@@ -277,6 +313,7 @@ def _run_in(loop, function):
                     raise RuntimeError("the event loop was closed before the function returned") from None
                 continue
             if order is None:
+                orders.end()
                 return future.result()
             order()
 
