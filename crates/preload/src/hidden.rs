@@ -13,12 +13,12 @@
 //! The kernel compares numbers with the soft limit, and does not count descriptors. So those of ours above it take nothing away from
 //! the program. To put one there, the soft limit is raised for that moment.
 
+use crate::sys;
 use crate::table::{self, DescriptorKind, Entry};
-use crate::{process, sys};
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 /// How many numbers above the soft limit are for us.
@@ -27,6 +27,8 @@ const ABOVE: u64 = 16_384;
 const LONGEST_RAISE: Duration = Duration::from_millis(1);
 /// A thread has raised the soft limit for a moment.
 static RAISED: AtomicBool = AtomicBool::new(false);
+/// The children that are made just now, by threads that need the limit as it is.
+static KEPT: AtomicU32 = AtomicU32::new(0);
 
 /// Moves a descriptor high, enters it as hidden, and returns its number. [`discard`] closes it.
 pub(crate) fn keep(fd: OwnedFd) -> c_int {
@@ -73,8 +75,27 @@ pub(crate) fn are_plenty(fd: BorrowedFd<'_>) -> bool {
     lowest(0) < top / 2 && lowest(floor) < floor + (top - floor) / 2
 }
 
-/// This process makes a child, which [`process::births`] says already: waits until no thread has the soft limit raised.
-pub(crate) fn before_birth() {
+/// While it exists, no thread raises the soft limit: a child is made, which would keep it.
+#[derive(Debug)]
+pub(crate) struct LimitKept;
+
+impl LimitKept {
+    /// Waits until no thread has the limit raised.
+    pub(crate) fn begin() -> Self {
+        keep_limit();
+        Self
+    }
+}
+
+impl Drop for LimitKept {
+    fn drop(&mut self) {
+        release_limit();
+    }
+}
+
+/// As [`LimitKept::begin`], up to [`release_limit`].
+pub(crate) fn keep_limit() {
+    KEPT.fetch_add(1, Ordering::SeqCst);
     let begin = sys::now();
     // A handler that interrupts the thread that has raised it would wait for itself.
     while RAISED.load(Ordering::SeqCst) && sys::now().saturating_sub(begin) < LONGEST_RAISE {
@@ -82,8 +103,14 @@ pub(crate) fn before_birth() {
     }
 }
 
-/// This process is a child. The thread that may have been about to raise the limit is not here.
+/// The child is made.
+pub(crate) fn release_limit() {
+    KEPT.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// This process is a child. The threads that may have been about to raise the limit, or to make children, are not here.
 pub(crate) fn became_child() {
+    KEPT.store(0, Ordering::SeqCst);
     // EDGE raised-limit: the limit is as it was.
     RAISED.store(false, Ordering::Release);
 }
@@ -104,8 +131,9 @@ fn move_above(fd: &OwnedFd) -> Option<OwnedFd> {
     if RAISED.swap(true, Ordering::SeqCst) {
         return None;
     }
-    // A child would keep the raised limit, and so would the program that it executes. Either this thread sees the birth, or that one sees the word.
-    if process::births().is_none() {
+    // A child would keep the raised limit, and so would the program that it executes. Either this thread sees that one is made, or the thread that
+    // makes it sees the word.
+    if KEPT.load(Ordering::SeqCst) != 0 {
         // EDGE raised-limit: the limit is as it was.
         RAISED.store(false, Ordering::Release);
         return None;
@@ -168,11 +196,10 @@ mod tests {
     fn limit_is_not_raised_while_a_child_is_made() {
         let file = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         let limit = || getrlimit(Resource::Nofile).current;
-        let birth = process::Birth::begin();
-        before_birth();
+        let kept = LimitKept::begin();
         let before = limit();
         assert!((0..1000).all(|_| move_above(&file).is_none() && limit() == before));
-        drop(birth);
+        drop(kept);
         if room_above(&getrlimit(Resource::Nofile)).is_some() {
             // Another test may make a child, or move a descriptor.
             assert!((0..100_000).any(|_| move_above(&file).is_some()));

@@ -36,7 +36,7 @@ extern "C" fn finish() {
 
 extern "C" fn before_fork() {
     process::before_fork();
-    crate::hidden::before_birth();
+    crate::hidden::keep_limit();
     crate::conn::fork::before();
     crate::ready::before_fork();
     crate::datagram::before_fork();
@@ -44,6 +44,7 @@ extern "C" fn before_fork() {
 
 extern "C" fn after_fork_in_parent() {
     process::after_fork_in_parent();
+    crate::hidden::release_limit();
     crate::datagram::forked(false);
     crate::conn::fork::in_parent();
     crate::ready::forked();

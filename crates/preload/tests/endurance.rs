@@ -174,9 +174,15 @@ fn threads_attaching_at_once_do_not_disturb_each_other() {
     let mut server = start(&[&"serve", &port], "server.log");
     server.await_listener(port, &String::new);
     // A handshake takes four steps, each on some call of either side: a connection must live for longer than that.
-    let mut client = start(&[&"go", &port, &12, &times(30), &600], "client.log");
-    assert_eq!(client.wait().code(), FINE);
+    // On a busy machine all of a client's connections may have ended before their peers came to take a step.
     let log = |name: &str| String::from_utf8_lossy(&std::fs::read(world.path(name)).unwrap()).into_owned();
+    for _ in 0..10 {
+        let mut client = start(&[&"go", &port, &12, &times(30), &600], "client.log");
+        assert_eq!(client.wait().code(), FINE);
+        if ["client.log", "server.log"].into_iter().all(|name| log(name).contains("has a ring")) {
+            break;
+        }
+    }
     for name in ["client.log", "server.log"] {
         let log = log(name);
         assert!(log.contains("has a ring"), "{name}: nothing came up: {log}");

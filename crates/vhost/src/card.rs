@@ -5,7 +5,7 @@ use crate::listener::FrontendListener;
 use crate::offload::{Accepts, LONG, SHORT};
 use crate::poller::WatchSet;
 use crate::session::{DeviceModel, FrontendSession};
-use crate::switch::{PortNumber, TokenBucket};
+use crate::switch::{IPV4, PortNumber, TokenBucket, untagged};
 use std::path::Path;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
 use virtio_bindings::{virtio_config, virtio_net, virtio_ring};
@@ -160,7 +160,7 @@ impl Card {
         let pair = match count {
             0 => return None,
             1 => 0,
-            n => head.get(26..38).map_or(0, flow) % n,
+            n => flow(head) % n,
         };
         Some(2 * pair)
     }
@@ -175,7 +175,14 @@ pub(crate) fn token(number: PortNumber, part: u64) -> u64 {
     u64::from(number.0) << TOKEN_BITS | part
 }
 
-fn flow(bytes: &[u8]) -> usize {
+/// The hash of a frame's flow: of the addresses of IP and of the ports, behind VLAN tags too. Fragments have no ports that could be compared.
+fn flow(head: &[u8]) -> usize {
+    let Some((kind, packet)) = untagged(head) else { return 0 };
+    let is_fragment = kind == IPV4 && packet.get(6..8).is_some_and(|at| at[0] & 0x3f != 0 || at[1] != 0);
+    packet.get(12..if is_fragment { 20 } else { 24 }).map_or(0, hash)
+}
+
+fn hash(bytes: &[u8]) -> usize {
     bytes.iter().fold(0xcbf2_9ce4, |hash: usize, byte| (hash ^ usize::from(*byte)).wrapping_mul(0x0100_01b3)) >> 8
 }
 
@@ -201,5 +208,31 @@ impl CardFormat {
                 uso6: has(virtio_net::VIRTIO_NET_F_GUEST_USO6),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flow_behind_tags_is_the_same_whatever_its_identification() {
+        let frame = |tags: &[u8], identification: u8, fragment: [u8; 2], ports: [u8; 4]| {
+            let checksum = identification.wrapping_mul(3);
+            let ip = [0x45, 0, 0, 40, 9, identification, fragment[0], fragment[1], 64, 6, 7, checksum];
+            [&[2; 12][..], tags, &[8, 0], &ip, &[10, 0, 0, 1, 10, 0, 0, 2], &ports].concat()
+        };
+        let mut flows = Vec::new();
+        for tags in [&[][..], &[0x81, 0, 0, 5], &[0x88, 0xa8, 0, 5, 0x81, 0, 0, 6]] {
+            let of = |identification, ports| flow(&frame(tags, identification, [0x40, 0], ports));
+            assert_eq!(of(1, [1, 2, 3, 4]), of(200, [1, 2, 3, 4]), "{tags:x?}");
+            assert_ne!(of(1, [1, 2, 3, 4]), of(1, [1, 2, 3, 5]), "{tags:x?}");
+            // Of the fragments of a datagram only the first has the ports.
+            let fragments = [[0x20, 0], [0x20, 0xb9], [0x01, 0x72]].map(|at| flow(&frame(tags, 1, at, [at[1]; 4])));
+            assert!(fragments.iter().all(|one| *one == fragments[0]), "{tags:x?}");
+            flows.push(of(1, [1, 2, 3, 4]));
+        }
+        assert!(flows.iter().all(|one| *one == flows[0]), "the tags are no part of it");
+        assert_eq!(flow(&[0; 3]), 0);
     }
 }

@@ -23,7 +23,7 @@ fn see_off(goes_on: bool) {
             ready::hand_over(fd);
         }
     }
-    if !goes_on && !visits {
+    if !goes_on {
         conn::await_lone_hold(inherited());
     }
     let descent =
@@ -44,10 +44,8 @@ fn see_off(goes_on: bool) {
 }
 
 /// A child is made by the C library, which calls no handler.
-fn begin_birth() -> process::Birth {
-    let birth = process::Birth::begin();
-    hidden::before_birth();
-    birth
+fn begin_birth() -> (process::Birth, hidden::LimitKept) {
+    (process::Birth::begin(), hidden::LimitKept::begin())
 }
 
 export! {
@@ -115,8 +113,10 @@ export! {
 
     /// `system`
     fn system(command: *const c_char) -> c_int {
-        let _birth = begin_birth();
+        let (_birth, limit) = begin_birth();
         see_off(true);
+        // The command may run for long, and other threads need numbers above the limit meanwhile.
+        drop(limit);
         // SAFETY: the caller's argument, passed on.
         unsafe { real::system(command) }
     }

@@ -2,7 +2,7 @@
 
 use super::{Conn, ConnStage, Pages, flags};
 use crate::log::log;
-use crate::sys;
+use crate::{process, sys};
 use partywall_shm::path::Way;
 use partywall_shm::status::Reason;
 use partywall_shm::sync::{load_acquire, load_acquire_u32};
@@ -32,18 +32,22 @@ pub(crate) struct Descent {
 /// After a `fork`, the parent often closes its copy while the child is about to execute another program. The peer sends again what is unread, if
 /// this process alone holds the connection when it leaves the ring ([`super::again`]). It does not while others may read it there.
 pub(crate) fn await_lone_hold(conns: impl Iterator<Item = &'static Conn>) {
+    // The parent of a child after `vfork` does nothing meanwhile.
+    if process::is_visitor() {
+        return;
+    }
     let begin = sys::now();
     for conn in conns {
         let is_waited_for = || conn.is_shared() && conn.pages().is_some_and(|pages| pages.has_unread_ring());
         let mut nap = FIRST_NAP;
         while is_waited_for() && sys::now().saturating_sub(begin) < GRACE {
-            nap = take(nap);
+            nap = sleep_for(nap);
         }
     }
 }
 
 /// Sleeps, and returns the time for the next sleep.
-fn take(nap: Duration) -> Duration {
+fn sleep_for(nap: Duration) -> Duration {
     let time = rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(nap.subsec_nanos()) };
     let _ = rustix::thread::nanosleep(&time);
     (nap * 2).min(LONGEST_NAP)
@@ -108,7 +112,7 @@ impl Descent {
                 conn.fail_permanently("the peer did not go back to TCP in time, or left bytes in the ring");
                 return;
             }
-            nap = take(nap);
+            nap = sleep_for(nap);
             conn.death().look();
         }
         if !shared {

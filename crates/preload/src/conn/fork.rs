@@ -3,7 +3,7 @@
 use super::holders::UNBORN;
 use super::{Conn, ConnStage, Descent};
 use super::{bring_up, shown};
-use crate::{arena, process, status, sys, table};
+use crate::{arena, hidden, process, status, sys, table};
 use partywall_shm::status::Reason;
 use std::time::Duration;
 
@@ -78,6 +78,7 @@ pub(crate) fn in_stray_child() {
     // The child does not have connections that its parent makes from here on, and the reverse. (The parent has not noticed the fork, and
     // keeps the pages that both had until now.)
     arena::part();
+    hidden::became_child();
     let me = process::kernel_pid();
     status::in_child();
     each(|conn| {

@@ -220,6 +220,8 @@ fn try_receive_into(
         // SAFETY: attached, and kept until both directions are held.
         #[expect(unsafe_code, reason = "hands the peer's ring to the kernel")]
         let span = unsafe { pages.local.peer.peer_span(turn.rx.half.head(), n) };
+        // A pipe without readers raises a signal, whose handler must not find the direction held.
+        signals.hold();
         let n = write(span.as_ptr(), span.len())?;
         turn.release(n as u64)?;
         return Ok(BytesFound::Bytes(n));

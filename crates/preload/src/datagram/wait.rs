@@ -74,11 +74,11 @@ impl DatagramSocket {
         if self.has(flags::SHARED) {
             self.look_whether_shared(fd);
         }
+        self.join_group(fd);
         if !self.concerns_waits() {
             if self.has(flags::KERNEL) {
                 return kernel();
             }
-            self.join_group(fd);
             if let Some(got) = self.on_kernel_alone(|| self.receive_plainly(fd, message, wanted, &kernel)) {
                 return got;
             }

@@ -1,6 +1,5 @@
 """Echoes what one connection brings. After a piece of ones alone it executes itself again, with the connection, and goes on.
 Usage: exec_server.py ADDRESS PORT [execveat]"""
-import ctypes
 import os
 import socket
 import sys
@@ -20,6 +19,9 @@ def echo(connection):
 def execute(arguments, by_descriptor):
     if not by_descriptor:
         os.execv(sys.executable, arguments)
+    # The Python of the lab's machines has no such module.
+    import ctypes
+
     program = os.open(sys.executable, os.O_RDONLY | os.O_CLOEXEC)
     arrays = []
     for strings in arguments, [f"{name}={value}" for name, value in os.environ.items()]:

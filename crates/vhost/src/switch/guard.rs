@@ -2,7 +2,8 @@
 
 use super::MacAddress;
 use super::packet::{
-    ADVERTISEMENT, ARP, ArpSender, ICMPV6, IPV4, IPV6, Ipv6Upper, UDP, ipv6_address, ipv6_upper, untagged, without_snap,
+    ADVERTISEMENT, ARP, ArpSender, ICMPV6, IPV4, IPV6, Ipv6Upper, SOLICITATION, UDP, ipv6_address, ipv6_upper,
+    untagged, without_snap,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -17,8 +18,8 @@ const DHCPV6_CLIENT: [u8; 2] = 546_u16.to_be_bytes();
 ///
 /// With IP addresses, only ARP, IPv4 and IPv6 without such a header pass, and only from these, and no router advertisements, redirects
 /// or answers of DHCP servers. A datagram to the port of DHCP clients counts as such an answer, whichever port it comes from. Before a
-/// station has an address it may send from `0.0.0.0` to a DHCP server, and from `::`; it also has the link-local address that its
-/// Ethernet address makes.
+/// station has an address it may send from `0.0.0.0` to a DHCP server, from `::`, and probes for its addresses; it also has the link-local
+/// address that its Ethernet address makes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SourceGuard {
     macs: Vec<MacAddress>,
@@ -74,10 +75,9 @@ impl SourceGuard {
         self.addresses.is_empty() || self.addresses.contains(&address.into())
     }
 
-    /// Only Ethernet and IPv4, whose sender must be the port's. A probe for an address has none yet.
+    /// Only Ethernet and IPv4, whose sender must be the port's. A probe for another station's address would have that station give it up.
     fn permits_arp(&self, body: &[u8]) -> bool {
-        let Some(ArpSender { mac, ip }) = ArpSender::of(body) else { return false };
-        self.has(mac) && (self.owns(ip) || ip.is_unspecified())
+        ArpSender::of(body).is_some_and(|sender| self.has(sender.mac) && self.owns(sender.claimed()))
     }
 
     fn permits_ipv4(&self, body: &[u8]) -> bool {
@@ -109,13 +109,15 @@ impl SourceGuard {
             return false;
         }
         match ipv6_upper(body) {
-            // An advertisement says whose an address is: its target must be the port's. A port with fixed addresses sends it where
-            // the switch can see it; a receiver ignores one in fragments.
+            // An advertisement, and a solicitation without a sender, say whose an address is: their target must be the port's. A port with fixed
+            // addresses sends them where the switch can see it; a receiver ignores them in fragments.
             Ipv6Upper::Header(ICMPV6, message) => {
                 const ROUTER: u8 = 134;
                 const REDIRECT: u8 = 137;
                 match message.first() {
-                    Some(&ADVERTISEMENT) => message.get(8..24).is_some_and(|target| is_own(ipv6_address(target))),
+                    Some(&kind) if kind == ADVERTISEMENT || kind == SOLICITATION && source.is_unspecified() => {
+                        message.get(8..24).is_some_and(|target| is_own(ipv6_address(target)))
+                    }
                     Some(&(ROUTER | REDIRECT)) | None => false,
                     Some(_) => true,
                 }

@@ -12,6 +12,7 @@ mod table;
 pub use address::{BadMacAddress, MacAddress};
 pub use guard::SourceGuard;
 pub use limit::TokenBucket;
+pub(crate) use packet::{IPV4, untagged};
 pub use table::{LearnedAddress, TableOptions};
 
 use owner::AddressOwners;

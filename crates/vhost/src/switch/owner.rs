@@ -1,8 +1,10 @@
 //! The IP addresses that belong to ports: no other port sends from them.
 
 use super::PortNumber;
-use super::packet::{ADVERTISEMENT, ARP, ArpSender, ICMPV6, IPV4, IPV6, Ipv6Upper, ipv6_address, ipv6_upper};
-use super::packet::{untagged, without_snap};
+use super::packet::{
+    ADVERTISEMENT, ARP, ArpSender, ICMPV6, IPV4, IPV6, Ipv6Upper, SOLICITATION, ipv6_address, ipv6_upper, untagged,
+    without_snap,
+};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -27,24 +29,24 @@ impl AddressOwners {
     fn permit_frame(&self, from: PortNumber, head: &[u8]) -> bool {
         let Some(packet) = untagged(head) else { return false };
         match without_snap(packet) {
-            (ARP, body) => ArpSender::of(body).is_some_and(|sender| self.is_free(from, sender.ip)),
+            (ARP, body) => ArpSender::of(body).is_some_and(|sender| self.is_free(from, sender.claimed())),
             (IPV4, body) => body.first_chunk::<20>().is_some_and(|header| {
                 let source = Ipv4Addr::new(header[12], header[13], header[14], header[15]);
                 header[0] >> 4 == 4 && self.is_free(from, source)
             }),
             (IPV6, body) => body.first_chunk::<40>().is_some_and(|header| {
                 let source = ipv6_address(&header[8..24]);
-                header[0] >> 4 == 6 && self.is_free(from, source) && self.permit_upper(from, body)
+                header[0] >> 4 == 6 && self.is_free(from, source) && self.permit_upper(from, source, body)
             }),
             _ => true,
         }
     }
 
-    /// A neighbour advertisement says whose an address is, as the sender of ARP does.
-    fn permit_upper(&self, from: PortNumber, packet: &[u8]) -> bool {
+    /// A neighbour advertisement, and a solicitation without a sender, say whose an address is, as the sender of ARP does.
+    fn permit_upper(&self, from: PortNumber, source: Ipv6Addr, packet: &[u8]) -> bool {
         match ipv6_upper(packet) {
             Ipv6Upper::Header(ICMPV6, message) => match message.first() {
-                Some(&ADVERTISEMENT) => {
+                Some(&kind) if kind == ADVERTISEMENT || kind == SOLICITATION && source.is_unspecified() => {
                     let target = message.get(8..24).map(ipv6_address);
                     target.is_some_and(|target: Ipv6Addr| self.is_free(from, target))
                 }

@@ -3,17 +3,18 @@
 use super::{ETHERNET, MacAddress};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-pub(super) const IPV4: u16 = 0x0800;
+pub(crate) const IPV4: u16 = 0x0800;
 pub(super) const ARP: u16 = 0x0806;
 pub(super) const IPV6: u16 = 0x86dd;
 pub(super) const ICMPV6: u8 = 58;
 pub(super) const UDP: u8 = 17;
 /// The ICMPv6 message that says at which Ethernet address an IP address is.
+pub(super) const SOLICITATION: u8 = 135;
 pub(super) const ADVERTISEMENT: u8 = 136;
 const TAGS: [u16; 2] = [0x8100, 0x88a8];
 
 /// The type and the payload of a frame, behind two VLAN tags at most.
-pub(super) fn untagged(head: &[u8]) -> Option<(u16, &[u8])> {
+pub(crate) fn untagged(head: &[u8]) -> Option<(u16, &[u8])> {
     let mut at = ETHERNET - 2;
     for _ in 0..3 {
         let kind = u16::from_be_bytes(*head.get(at..)?.first_chunk::<2>()?);
@@ -41,7 +42,8 @@ pub(super) fn without_snap((kind, body): (u16, &[u8])) -> (u16, &[u8]) {
 /// The sender that an ARP packet names.
 pub(super) struct ArpSender {
     pub(super) mac: MacAddress,
-    pub(super) ip: Ipv4Addr,
+    ip: Ipv4Addr,
+    target: Ipv4Addr,
 }
 
 impl ArpSender {
@@ -52,7 +54,13 @@ impl ArpSender {
             return None;
         }
         let mac = MacAddress([packet[8], packet[9], packet[10], packet[11], packet[12], packet[13]]);
-        Some(Self { mac, ip: Ipv4Addr::new(packet[14], packet[15], packet[16], packet[17]) })
+        let ip = |at: usize| Ipv4Addr::new(packet[at], packet[at + 1], packet[at + 2], packet[at + 3]);
+        Some(Self { mac, ip: ip(14), target: ip(24) })
+    }
+
+    /// The address that the packet claims for its sender. A probe has no sender yet, and claims its target (RFC 5227).
+    pub(super) fn claimed(&self) -> Ipv4Addr {
+        if self.ip.is_unspecified() { self.target } else { self.ip }
     }
 }
 

@@ -180,6 +180,10 @@ fn arp(sender: MacAddress, address: [u8; 4]) -> Vec<u8> {
     [&[0, 1, 8, 0, 6, 4, 0, 2][..], &sender.0, &address, &[0; 10]].concat()
 }
 
+fn probe(sender: MacAddress, target: [u8; 4]) -> Vec<u8> {
+    [&[0, 1, 8, 0, 6, 4, 0, 1][..], &sender.0, &[0; 10], &target].concat()
+}
+
 fn ipv4(source: [u8; 4], protocol: u8, ports: [u8; 4]) -> Vec<u8> {
     [&[0x45, 0, 0, 24, 0, 0, 0, 0, 64, protocol, 0, 0][..], &source, &[10, 0, 0, 9], &ports].concat()
 }
@@ -192,6 +196,10 @@ fn advertisement(target: [u8; 16]) -> Vec<u8> {
     [&[136, 0, 0, 0, 0, 0, 0, 0][..], &target].concat()
 }
 
+fn solicitation(target: [u8; 16]) -> Vec<u8> {
+    [&[135, 0, 0, 0, 0, 0, 0, 0][..], &target].concat()
+}
+
 #[test]
 fn source_guard_passes_only_addresses_of_its_port() {
     let own: IpAddr = "10.0.0.1".parse().unwrap();
@@ -200,7 +208,8 @@ fn source_guard_passes_only_addresses_of_its_port() {
     let passes = |kind, body: &[u8]| guard.permits(&with_body(mac(2), mac(1), kind, body));
     let v6 = |text: &str| text.parse::<std::net::Ipv6Addr>().unwrap().octets();
 
-    assert!(passes(0x806, &arp(mac(1), [10, 0, 0, 1])) && passes(0x806, &arp(mac(1), [0; 4])));
+    assert!(passes(0x806, &arp(mac(1), [10, 0, 0, 1])) && passes(0x806, &probe(mac(1), [10, 0, 0, 1])));
+    assert!(!passes(0x806, &probe(mac(1), [10, 0, 0, 2])), "its station would give the address up");
     assert!(!passes(0x806, &arp(mac(2), [10, 0, 0, 1])), "another station's Ethernet address in ARP");
     assert!(!passes(0x806, &arp(mac(1), [10, 0, 0, 2])) && !passes(0x806, &[0; 5]));
     assert!(passes(0x800, &ipv4([10, 0, 0, 1], 6, [0; 4])) && !passes(0x800, &ipv4([10, 0, 0, 2], 6, [0; 4])));
@@ -208,7 +217,11 @@ fn source_guard_passes_only_addresses_of_its_port() {
     assert!(passes(0x86dd, &ipv6(v6("fd00::1"), 6, &[])) && !passes(0x86dd, &ipv6(v6("fd00::2"), 6, &[])));
     assert!(passes(0x86dd, &ipv6(v6("fe80::ff:fe00:1"), 17, &[0; 8])), "the link-local address of 02:00:00:00:00:01");
     assert!(!passes(0x86dd, &ipv6(v6("fe80::1"), 17, &[])));
-    assert!(passes(0x86dd, &ipv6(v6("::"), 58, &[135, 0, 0, 0])));
+    for (target, expected) in [("fd00::1", true), ("fe80::ff:fe00:1", true), ("fd00::2", false)] {
+        assert_eq!(passes(0x86dd, &ipv6(v6("::"), 58, &solicitation(v6(target)))), expected, "{target}");
+    }
+    assert!(!passes(0x86dd, &ipv6(v6("::"), 58, &[135, 0, 0, 0])), "without its target");
+    assert!(passes(0x86dd, &ipv6(v6("fd00::1"), 58, &solicitation(v6("fd00::2")))), "a question");
     assert!(passes(0x86dd, &ipv6(v6("fd00::1"), 58, &advertisement(v6("fd00::1")))));
     assert!(!passes(0x86dd, &ipv6(v6("fd00::1"), 58, &advertisement(v6("fd00::2")))));
     let hidden = [&[58, 0, 0, 0, 0, 0, 0, 0][..], &advertisement(v6("fd00::2"))].concat();
@@ -345,6 +358,8 @@ fn owned_address_is_refused_from_port_without_guard() {
     let hidden = ipv6(v6("fd00::2"), 60, &[58, 255]);
     for (kind, body) in [
         (0x806, arp(mac(7), IP4)),
+        (0x806, probe(mac(7), IP4)),
+        (0x86dd, ipv6(v6("::"), 58, &solicitation(v6("fd00::1")))),
         (0x800, ipv4(IP4, 6, [0; 4])),
         (0x86dd, ipv6(v6("fd00::1"), 6, &[0; 4])),
         (0x86dd, mapped),
@@ -373,12 +388,13 @@ fn free_address_passes_from_port_without_guard() {
     let mut switch = switch_with_owner();
     for (kind, body) in [
         (0x806, arp(mac(7), [10, 0, 0, 2])),
-        (0x806, arp(mac(7), [0; 4])),
+        (0x806, probe(mac(7), [10, 0, 0, 2])),
         (0x800, ipv4([10, 0, 0, 2], 6, [0; 4])),
         (0x800, ipv4([0; 4], 17, [0, 68, 0, 67])),
         (0x800, ipv4([10, 0, 0, 2], 17, [0, 67, 0, 68])),
         (0x86dd, ipv6(v6("fd00::2"), 6, &[0; 4])),
-        (0x86dd, ipv6(v6("::"), 58, &[135, 0, 0, 0])),
+        (0x86dd, ipv6(v6("::"), 58, &solicitation(v6("fd00::2")))),
+        (0x86dd, ipv6(v6("fd00::2"), 58, &solicitation(v6("fd00::1")))),
         (0x86dd, ipv6(v6("fe80::ff:fe00:7"), 58, &[134, 0, 0, 0])),
         (0x86dd, ipv6(v6("fd00::2"), 58, &advertisement(v6("fd00::2")))),
         (0x88b5, vec![]),

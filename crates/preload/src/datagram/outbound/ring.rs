@@ -56,7 +56,6 @@ impl DatagramSocket {
         {
             if !WritingHalf::is_read(Some(&peer.control.rx)) {
                 one.give_up();
-                return Sent::Kernel;
             }
             return Sent::Kernel;
         }
