@@ -161,16 +161,19 @@ impl Serving {
     fn wait(&self, notices: &Notices) -> io::Result<(bool, Vec<u32>)> {
         let mut fds = vec![PollFd::new(notices, PollFlags::IN)];
         let full = self.relay.waiting() > HIGH;
+        // Once: the socket is in the list, or the wait ends with its rest.
+        let rest = self.listening.rest();
         if !full {
             fds.extend(self.sessions.values().map(|of| PollFd::new(&of.socket, PollFlags::IN)));
-            fds.extend(self.listening.ready_socket().map(|socket| PollFd::new(socket, PollFlags::IN)));
+            let listener = self.listening.ready_socket().filter(|_| rest.is_none());
+            fds.extend(listener.map(|socket| PollFd::new(socket, PollFlags::IN)));
         }
         let looks = self.releasing.is_some()
             || !self.windows.all_seen()
             || self.doorbell.as_ref().is_some_and(|doorbell| !doorbell.seen);
         let offers = self.handshakes.patience().or(self.flows.patience()).or(self.introductions.patience());
         let limit = if full { Some(SOON) } else { looks.then_some(LOOK).or(offers) };
-        let limit = limit.into_iter().chain(self.receivers.due_in()).chain(self.listening.rest()).min();
+        let limit = limit.into_iter().chain(self.receivers.due_in()).chain(rest).min();
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         match poll(&mut fds, limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use partywall::asynchronous::{AsyncListener, AsyncMessageListener, AsyncMessageSocket, AsyncStream, AsyncSubscriber};
-use partywall::{Domain, Error, MessageListener, Options, Publisher, Refusal, RingSize, SlowReader};
+use partywall::{Domain, Error, MessageListener, MessageSocket, Options, Publisher, Refusal, RingSize, SlowReader};
 use partywall_daemon::{Broker, Config};
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -216,6 +216,28 @@ async fn async_message_that_grows_the_ring_is_sent() {
         receiving.unwrap();
         assert!(received == sent, "a message of {size} bytes");
     }
+}
+
+#[test]
+fn descriptor_asked_for_after_a_refused_send_wakes() {
+    let _guard = hang_guard();
+    let broker = Broker::embedded().unwrap();
+    let web = join(&broker, "web");
+    let mut listener = MessageListener::bind(&web, "orders", &Options::default()).unwrap();
+    let mut client = MessageSocket::connect_with(&web, "web:orders", &Options::default()).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    let mut received = Vec::new();
+    for size in [1, 1, 1] {
+        client.send(&vec![7; size]).unwrap();
+        server.recv(&mut received).unwrap();
+    }
+    client.set_nonblocking(true);
+    while matches!(client.send(&vec![7; 200_000]), Err(Error::WouldBlock)) {
+        // The first time after the refusal.
+        assert!(readable(client.send_fd().unwrap(), Duration::from_secs(60)), "nothing wakes the sender");
+    }
+    server.recv(&mut received).unwrap();
+    assert_eq!(received.len(), 200_000);
 }
 
 #[test]

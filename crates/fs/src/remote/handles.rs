@@ -44,8 +44,10 @@ pub(super) struct RemoteHandles {
     handles: HashMap<u64, KnownHandle>,
     /// Node and handle of each open file that may have locks.
     locked: BTreeSet<(u64, u64)>,
-    /// The nodes with changes since their last *Sync*, and how many changes these are.
+    /// The nodes with changes since their last *Sync*, and the number of the last change of each.
     changed: HashMap<u64, u64>,
+    /// The number of the last change of all.
+    latest_change: u64,
     /// There are more than [`MOST_CHANGED`]: any node may have changes.
     are_all_changed: bool,
     latest: u64,
@@ -129,7 +131,8 @@ impl RemoteHandles {
     /// A request that changes this node is about to be sent.
     pub(super) fn change(&mut self, node: u64) {
         if self.changed.len() < MOST_CHANGED || self.changed.contains_key(&node) {
-            *self.changed.entry(node).or_default() += 1;
+            self.latest_change += 1;
+            self.changed.insert(node, self.latest_change);
         } else {
             self.are_all_changed = true;
         }

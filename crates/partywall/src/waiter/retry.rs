@@ -8,6 +8,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A timer whose pauses double, each readable at its end.
@@ -65,6 +66,8 @@ impl AsFd for RetryTimer {
 pub(crate) struct RetrySet {
     /// Made when the descriptor is asked for first. `None` if the process had no descriptors for it: then the link's serves.
     made: OnceLock<Option<(OwnedFd, RetryTimer)>>,
+    /// A pause was to begin before that.
+    is_due: AtomicBool,
 }
 
 /// The pauses between two looks for the broker's answer.
@@ -73,29 +76,36 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_m
 impl RetrySet {
     /// The descriptor. It is always the same.
     pub(crate) fn descriptor<'a>(&'a self, link: &'a Link) -> BorrowedFd<'a> {
-        let made = self.made.get_or_init(|| make(link).ok());
+        let made = self.made.get_or_init(|| make(link, self.is_due.load(Ordering::Relaxed)).ok());
         made.as_ref().map_or_else(|| link.as_fd(), |(set, _)| set.as_fd())
     }
 
-    /// Begins the next pause, if the descriptor is in use.
+    /// Begins the next pause. If the descriptor is not in use, the first begins when it is asked for: programs call first, and wait then.
     #[cold]
     pub(crate) fn begin_pause(&mut self) {
-        if let Some(Some((_, timer))) = self.made.get_mut() {
-            timer.begin_pause();
+        match self.made.get_mut() {
+            Some(Some((_, timer))) => timer.begin_pause(),
+            Some(None) => {}
+            None => *self.is_due.get_mut() = true,
         }
     }
 
     /// Ends the pauses.
     #[inline]
     pub(crate) fn stop(&mut self) {
-        if let Some(Some((_, timer))) = self.made.get_mut() {
-            timer.stop();
+        match self.made.get_mut() {
+            Some(Some((_, timer))) => timer.stop(),
+            Some(None) => {}
+            None => *self.is_due.get_mut() = false,
         }
     }
 }
 
-fn make(link: &Link) -> Result<(OwnedFd, RetryTimer)> {
-    let timer = RetryTimer::new(PAUSES.0, PAUSES.1)?;
+fn make(link: &Link, is_due: bool) -> Result<(OwnedFd, RetryTimer)> {
+    let mut timer = RetryTimer::new(PAUSES.0, PAUSES.1)?;
+    if is_due {
+        timer.begin_pause();
+    }
     let failed = |e| Error::system("make a set of descriptors", e);
     let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
     for fd in [link.as_fd(), timer.as_fd()] {
