@@ -35,7 +35,6 @@ use partywall_region::relay::{PORT, PortSide, Relay, open_port};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 use listen::{Listening, SocketLock};
 use serve::{Serving, ServingEnd};
@@ -160,11 +159,9 @@ fn parse_mode(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Reads a filter. EnvFilter takes a misspelt level for the name of a module, and then logs nothing.
+/// Reads a filter.
 fn parse_filter(text: &str) -> Result<String, String> {
-    let names_module = |part: &str| part.contains(['=', '[', ':']) || part.starts_with("partywall");
-    let is_known = |part: &str| part.is_empty() || part.parse::<LevelFilter>().is_ok() || names_module(part);
-    if let Some(unknown) = text.split(',').map(str::trim).find(|part| !is_known(part)) {
+    if let Some(unknown) = environment::misspelt_level(text) {
         return Err(format!("`{unknown}` is no level: write error, warn, info, debug, trace or off, or MODULE=LEVEL"));
     }
     EnvFilter::builder().parse(text).map(|_| text.to_owned()).map_err(|e| e.to_string())

@@ -14,7 +14,6 @@ use partywall_daemon::policy::MetricsAddress;
 use partywall_protocol::environment;
 use partywall_region::number_record;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
@@ -238,11 +237,9 @@ fn parse_silence(text: &str) -> Result<u64, String> {
         .ok_or("write a whole number from 1 to 3600".to_owned())
 }
 
-/// Reads a filter. EnvFilter takes a misspelt level for the name of a module, and then logs nothing.
+/// Reads a filter.
 fn parse_filter(text: &str) -> Result<String, String> {
-    let names_module = |part: &str| part.contains(['=', '[', ':']) || part.starts_with("partywall");
-    let is_known = |part: &str| part.is_empty() || part.parse::<LevelFilter>().is_ok() || names_module(part);
-    if let Some(unknown) = text.split(',').map(str::trim).find(|part| !is_known(part)) {
+    if let Some(unknown) = environment::misspelt_level(text) {
         return Err(format!("`{unknown}` is no level: write error, warn, info, debug, trace or off, or MODULE=LEVEL"));
     }
     EnvFilter::builder().parse(text).map(|_| text.to_owned()).map_err(|e| e.to_string())

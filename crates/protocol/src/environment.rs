@@ -2,6 +2,24 @@
 //!
 //! Where a variable is unset or empty, the broker chooses.
 
+/// The first part of a log filter (as of tracing's EnvFilter) that is neither a level nor names a module: a misspelt level, which EnvFilter takes for a
+/// module, so that nothing is logged.
+///
+/// ```
+/// use partywall_protocol::environment::misspelt_level;
+///
+/// assert_eq!(misspelt_level("info,partywalld=debug"), None);
+/// assert_eq!(misspelt_level("warning"), Some("warning"));
+/// ```
+pub fn misspelt_level(filter: &str) -> Option<&str> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_level = |part: &str| {
+        LEVELS.iter().any(|level| part.eq_ignore_ascii_case(level)) || part.parse::<u8>().is_ok_and(|n| n <= 5)
+    };
+    let names_module = |part: &str| part.contains(['=', '[', ':']) || part.starts_with("partywall");
+    filter.split(',').map(str::trim).find(|part| !part.is_empty() && !is_level(part) && !names_module(part))
+}
+
 /// Path of the broker's socket.
 pub const BROKER: &str = "PARTYWALL_BROKER";
 /// Name of the domain to join as.

@@ -4,7 +4,7 @@ use super::Caller;
 use super::link::RequestFailure;
 use rustix::io::Errno;
 use std::cmp::Ordering;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// An open file or directory of the mount.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +48,8 @@ pub(super) struct RemoteHandles {
     changed: HashMap<u64, u64>,
     /// The number of the last change of all.
     latest_change: u64,
+    /// The nodes whose changes a boot has lost, until a *Sync* has reported it: who opens such a file later gets the report, too.
+    lost: HashSet<u64>,
     /// There are more than [`MOST_CHANGED`]: any node may have changes.
     are_all_changed: bool,
     latest: u64,
@@ -59,8 +61,8 @@ const MOST_CHANGED: usize = 1 << 16;
 impl RemoteHandles {
     pub(super) fn add(&mut self, open: RemoteHandle) -> u64 {
         self.latest += 1;
-        self.handles
-            .insert(self.latest, KnownHandle { open, has_locks: false, lock_requests: 0, has_lost_changes: false });
+        let has_lost_changes = self.lost.contains(&open.number);
+        self.handles.insert(self.latest, KnownHandle { open, has_locks: false, lock_requests: 0, has_lost_changes });
         self.latest
     }
 
@@ -152,6 +154,7 @@ impl RemoteHandles {
     pub(super) fn begin_sync(&mut self, handle: u64) -> Result<Option<(u64, u64)>, RequestFailure> {
         let known = self.handles.get_mut(&handle).ok_or(RequestFailure::Errno(Errno::BADF))?;
         if std::mem::take(&mut known.has_lost_changes) {
+            self.lost.remove(&known.open.number);
             return Err(RequestFailure::Errno(Errno::IO));
         }
         let node = known.open.number;
@@ -170,7 +173,7 @@ impl RemoteHandles {
         for known in self.handles.values_mut() {
             known.has_lost_changes |= self.are_all_changed || self.changed.contains_key(&known.open.number);
         }
-        self.changed.clear();
+        self.lost.extend(self.changed.drain().map(|(node, _)| node).take(MOST_CHANGED));
         self.are_all_changed = false;
     }
 
@@ -273,11 +276,12 @@ mod tests {
         handles.change(NODE);
         handles.server_has_booted();
         let later = handles.add(open(NODE));
-        for lost in [handle, same] {
+        for lost in [handle, same, later] {
             assert_eq!(handles.begin_sync(lost).unwrap_err(), IO);
             assert_eq!(handles.begin_sync(lost), Ok(None), "reported once");
         }
-        assert_eq!((handles.begin_sync(other), handles.begin_sync(later)), (Ok(None), Ok(None)));
+        let reported = handles.add(open(NODE));
+        assert_eq!((handles.begin_sync(other), handles.begin_sync(reported)), (Ok(None), Ok(None)));
     }
 
     #[test]

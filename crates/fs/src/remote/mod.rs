@@ -323,7 +323,12 @@ impl Remote {
                 let request = make(known, open);
                 syncs = self.note_changes(&request, nodes, handles)?;
                 is_sent = Some((is_repeatable(&request), known));
-                send(&link, epoch, &request)
+                let data = send(&link, epoch, &request)?;
+                if is_change(&request) {
+                    // Once more: a sync that began meanwhile may have been executed first.
+                    self.note_changes(&request, nodes, handles)?;
+                }
+                Ok(data)
             })();
             match outcome {
                 Ok(data) => {

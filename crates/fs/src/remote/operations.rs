@@ -448,6 +448,8 @@ impl Remote {
             });
             match outcome {
                 Ok(reply) => {
+                    // Once more: a sync that began meanwhile may have been executed first.
+                    lock(&self.handles).change_file(handle);
                     let written: u32 = decode(reply)?;
                     return if written as usize <= data.len() { Ok(written) } else { Err(Errno::IO) };
                 }

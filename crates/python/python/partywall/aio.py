@@ -37,11 +37,13 @@ class _Connection:
     def close(self):
         """Closes the connection in order. A task that waits for it gets `Closed`."""
         # First: the event loop must not keep the number of a closed descriptor, which another connection may get.
-        for fd, ready in self._waits.items():
-            ready.get_loop().remove_reader(fd)
-            ready.done() or ready.set_result(None)
-        self._waits.clear()
-        self._connection.close()
+        waits, self._waits = self._waits, {}
+        try:
+            for fd, ready in waits.items():
+                ready.get_loop().remove_reader(fd)
+                ready.done() or ready.set_result(None)
+        finally:
+            self._connection.close()
 
     async def _repeat(self, call, number):
         """Repeats a call that does not wait, each time that the descriptor is readable."""
