@@ -38,6 +38,16 @@ fn ring_grows_for_larger_span() {
 }
 
 #[test]
+fn many_reservations_without_commits_grow_to_largest_ring() {
+    let _guard = hang_guard();
+    let (mut a, _b) = pair(&adaptive(4096, 1 << 24));
+    let writer = a.writer().unwrap();
+    for n in (13..=24).map(|power| 1 << power) {
+        assert_eq!(writer.reserve(n).unwrap().len(), n);
+    }
+}
+
+#[test]
 fn fixed_ring_rejects_larger_span() {
     let (mut a, _b) = pair(&fixed(4096));
     assert_fails!(a.writer().unwrap().reserve(4097), Error::TooLarge { asked: 4097, max: 4096, .. });

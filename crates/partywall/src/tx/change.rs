@@ -57,8 +57,10 @@ impl StreamTx {
         let turn = self.core.waiter.begin();
         loop {
             self.core.wait_for(Need::Switch)?;
-            if matches!(self.core.change, RingChange::None) {
-                self.begin_change(size)?;
+            if matches!(self.core.change, RingChange::None) && !self.begin_growth(n, size)? {
+                self.core.wait_for_answer(turn.deadline)?;
+                self.core.check()?;
+                continue;
             }
             // A smaller change that was under way comes first.
             match self.go_on_changing() {
@@ -69,6 +71,29 @@ impl StreamTx {
             }
             self.core.check()?;
         }
+    }
+
+    /// Asks for a ring of this size, which `n` bytes fit in; `false` if the broker does not read now. The last ring that the peer keeps before bytes come
+    /// is the largest: no further one would be needed.
+    fn begin_growth(&mut self, n: u64, size: u64) -> Result<bool> {
+        let unused = self.unused_rings();
+        if unused >= MOST_UNUSED {
+            let advice =
+                "commit some bytes first: the peer keeps no further ring before it has read what comes before it";
+            return Err(Error::TooLarge { asked: n, max: self.core.half.capacity(), advice });
+        }
+        let largest = self.core.sizing.max();
+        match self.begin_change(if unused + 1 == MOST_UNUSED { largest } else { size }) {
+            Ok(()) => Ok(true),
+            Err(Error::WouldBlock) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The rings that the peer has and has not come to (protocol A4).
+    fn unused_rings(&self) -> u32 {
+        let (tail, count) = self.core.unused;
+        if tail == self.core.half.tail() { count } else { 0 }
     }
 
     #[inline]
@@ -145,9 +170,7 @@ impl StreamTx {
 
     /// Asks for what a ring of this size needs. Does not wait.
     fn begin_change(&mut self, size: u64) -> Result<()> {
-        let tail = self.core.half.tail();
-        // The peer keeps at most `MOST_UNUSED` rings that it has not come to (protocol A4).
-        if self.core.unused.0 == tail && self.core.unused.1 >= MOST_UNUSED {
+        if self.unused_rings() >= MOST_UNUSED {
             return Err(Error::WouldBlock);
         }
         let endpoint = &self.core.endpoint;
@@ -223,9 +246,7 @@ impl StreamTx {
 
     /// Protocol A2: the peer has the ring.
     fn switch(&mut self, size: u64, ring: OwnRegion) {
-        let tail = self.core.half.tail();
-        let before = if self.core.unused.0 == tail { self.core.unused.1 } else { 0 };
-        self.core.unused = (tail, before + 1);
+        self.core.unused = (self.core.half.tail(), self.unused_rings() + 1);
         let TxCore { endpoint, half, .. } = &mut self.core;
         half.switch(&endpoint.own().page().tx, size);
         self.core.sizing.changed(size);
