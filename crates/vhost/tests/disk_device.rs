@@ -432,3 +432,31 @@ fn flush_after_writes_lost_by_exporter_fails_until_restart() {
         assert!(sectors == noise(step as u64, 65_536), "step {step} is lost");
     }
 }
+
+#[test]
+fn ranges_of_partial_blocks_of_a_device_are_done() {
+    if !is_possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::File::create(&file).unwrap().set_len(4 * MIB).unwrap();
+    let device = LoopDevice::with(&file, "--sector-size=4096");
+    let disk = disk_on(&device.0);
+    let mut driver = disk.driver();
+    let before = noise(1, 65_536);
+    assert_eq!(driver.run(OUT, 0, &before, 0).unwrap().0, OK);
+    assert_eq!(driver.run(DISCARD, 0, &range(1, 7, 0), 0).unwrap().0, OK, "there is no whole block in it");
+    assert_eq!(driver.run(IN, 0, &[], 65_536).unwrap(), (OK, before.clone()));
+    assert_eq!(driver.run(DISCARD, 0, &range(1, 30, 0), 0).unwrap().0, OK);
+    let (status, discarded) = driver.run(IN, 0, &[], 65_536).unwrap();
+    assert!(status == OK && discarded[..4096] == before[..4096] && discarded[12_288..] == before[12_288..]);
+    for unmap in [0, 1] {
+        let at = 32 + 8 * u64::from(unmap);
+        assert_eq!(driver.run(WRITE_ZEROES, 0, &range(at + 1, 6, unmap), 0).unwrap().0, OK);
+        let (status, content) = driver.run(IN, at, &[], 4096).unwrap();
+        let old = &before[at as usize * 512..][..4096];
+        assert!(status == OK && content[..512] == old[..512] && content[3584..] == old[3584..], "neighbours changed");
+        assert!(content[512..3584] == [0; 3072]);
+    }
+}

@@ -22,6 +22,8 @@ enum Manner {
     Silent,
     /// It says of each request that its session has ended.
     Ended,
+    /// It says of each request that it should be sent again.
+    Again,
 }
 
 /// What the threads of a played exporter share.
@@ -59,6 +61,7 @@ impl PlayedExporter {
                 let manner = *played.changed.wait_while(manner, |manner| *manner == Manner::Silent).unwrap();
                 match manner {
                     Manner::Takes(time) => std::thread::sleep(time),
+                    Manner::Again => return Err(refusal(rustix::io::Errno::AGAIN)),
                     Manner::Silent | Manner::Ended => return Err(refusal(rustix::io::Errno::NOTCONN)),
                 }
                 Ok(vec![7; if number == 1 { length } else { 0 }].into())
@@ -182,5 +185,19 @@ fn session_goes_on_without_a_further_connection() {
         assert_eq!(read_together(&mut driver), [OK; READS as usize]);
     }
     assert_eq!(exporter.sessions(), 1, "the session ends for a connection that it does not need");
+    drop((driver, disk));
+}
+
+#[test]
+fn exporter_that_wants_each_request_again_fails_them() {
+    let setting = Setting::new(MIB);
+    let exporter = PlayedExporter::start(&setting);
+    let disk = setting.import("user", HANG).unwrap();
+    let mut driver = disk.driver();
+    exporter.turn(Manner::Again);
+    assert_eq!(driver.run(OUT, 0, &noise(1, 512), 0).unwrap().0, IOERR);
+    assert_eq!(driver.run(IN, 0, &[], 512).unwrap().0, IOERR);
+    exporter.turn(Manner::Takes(Duration::ZERO));
+    assert_eq!(driver.run(IN, 0, &[], 512).unwrap(), (OK, vec![7; 512]));
     drop((driver, disk));
 }

@@ -256,6 +256,13 @@ impl DiskEngine {
         if task.request.operation == DiskOperation::Flush && self.store.geometry(false).read_only {
             return self.answer(task, DiskStatus::Done, memory);
         }
+        if task.request.operation == DiskOperation::Discard {
+            // The sectors around whole blocks keep their content, as a discard allows.
+            let Some(blocks) = task.request.whole_blocks(self.store.block()) else {
+                return self.answer(task, DiskStatus::Done, memory);
+            };
+            task.request = blocks;
+        }
         if !self.store.takes(&task) {
             // Neighbours in a block are read and written with it, so nothing else may be under way.
             self.finish_tasks();

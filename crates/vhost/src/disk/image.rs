@@ -164,15 +164,36 @@ impl DiskImage {
         self.device
     }
 
-    /// Looks at its size again. Returns whether it has another one.
+    /// Its bytes now, also those of a last block that is not whole.
+    fn end(&self) -> Result<u64, VhostError> {
+        rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0)).map_err(failed("measure", &self.path))
+    }
+
+    /// The bytes of its whole blocks now.
+    pub(crate) fn measure(&self) -> Result<u64, VhostError> {
+        let end = self.end()?;
+        Ok(end - end % self.unit())
+    }
+
+    /// The size of a disk is a multiple of this.
+    fn unit(&self) -> u64 {
+        u64::from(self.block).max(SECTOR)
+    }
+
+    /// Looks at its size again. Returns whether it is larger. A disk keeps its size if the file or device has become smaller.
     pub(crate) fn refresh(&mut self) -> Result<bool, VhostError> {
-        let end = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0)).map_err(failed("measure", &self.path))?;
-        let capacity = end - end % u64::from(self.block).max(SECTOR);
-        if capacity == 0 {
-            return Err(VhostError::Refused(format!("{}: smaller than one block", self.path.display())));
+        let measured = self.measure()?;
+        let (path, known) = (self.path.display(), self.capacity);
+        if measured < known {
+            return Err(VhostError::Refused(format!(
+                "{path} has {measured} bytes now, and the machine's disk has {known}; a disk does not become smaller, and requests beyond the end of the file or device fail"
+            )));
         }
-        let before = std::mem::replace(&mut self.capacity, capacity);
-        Ok(before != capacity)
+        if measured == 0 {
+            return Err(VhostError::Refused(format!("{path}: smaller than one block")));
+        }
+        self.capacity = measured;
+        Ok(measured != known)
     }
 
     /// Makes a file larger.
@@ -180,9 +201,13 @@ impl DiskImage {
         if self.device || self.read_only {
             return Err(VhostError::Refused("only a file that is not read-only can be made larger here".into()));
         }
-        if size < self.capacity || !size.is_multiple_of(u64::from(self.block).max(SECTOR)) {
-            let what = "a disk only becomes larger, in whole blocks";
-            return Err(VhostError::Refused(format!("{what}; it has {} bytes", self.capacity)));
+        // Others may have made the file larger since it was last looked at. It must not lose what they wrote.
+        let (end, known, unit) = (self.end()?, self.capacity, self.unit());
+        if size < end.max(known) || !size.is_multiple_of(unit) {
+            let path = self.path.display();
+            return Err(VhostError::Refused(format!(
+                "a disk only becomes larger, in blocks of {unit} bytes; {path} has {end} bytes, and the machine's disk has {known}"
+            )));
         }
         rustix::fs::ftruncate(&self.file, size).map_err(failed("make larger", &self.path))
     }
@@ -197,7 +222,7 @@ impl DiskImage {
     pub(crate) fn read_at(&self, mut offset: u64, mut into: &mut [u8]) -> Result<(), Errno> {
         let mut room = Vec::new();
         while !into.is_empty() {
-            let (bytes, skip) = self.block_at(offset, into.len(), &mut room)?;
+            let (bytes, skip) = self.block_at(offset, into.len(), false, &mut room)?;
             let part = into.len().min(bytes.len() - skip);
             into[..part].copy_from_slice(&bytes[skip..skip + part]);
             (into, offset) = (&mut into[part..], offset + part as u64);
@@ -209,7 +234,7 @@ impl DiskImage {
     pub(crate) fn write_at(&self, mut offset: u64, mut from: &[u8]) -> Result<(), Errno> {
         let mut room = Vec::new();
         while !from.is_empty() {
-            let (bytes, skip) = self.block_at(offset, from.len(), &mut room)?;
+            let (bytes, skip) = self.block_at(offset, from.len(), true, &mut room)?;
             let part = from.len().min(bytes.len() - skip);
             bytes[skip..skip + part].copy_from_slice(&from[..part]);
             let start = offset - skip as u64;
@@ -238,8 +263,14 @@ impl DiskImage {
         Ok(())
     }
 
-    /// The aligned blocks around a place, and where in them it is.
-    fn block_at<'r>(&self, offset: u64, wanted: usize, room: &'r mut Vec<u8>) -> Result<(&'r mut [u8], usize), Errno> {
+    /// The aligned blocks around a place, and where in them it is. They are not read if all of their bytes are to be overwritten.
+    fn block_at<'r>(
+        &self,
+        offset: u64,
+        wanted: usize,
+        overwrites: bool,
+        room: &'r mut Vec<u8>,
+    ) -> Result<(&'r mut [u8], usize), Errno> {
         const STEP: usize = 1 << 20;
         let block = self.block as usize;
         let skip = usize::try_from(offset % u64::from(self.block)).map_err(|_| Errno::INVAL)?;
@@ -247,7 +278,8 @@ impl DiskImage {
         room.resize(STEP + ALIGN, 0);
         let start = room.as_ptr().align_offset(ALIGN);
         let bytes = &mut room[start..start + length];
-        let mut done = 0;
+        let is_whole = skip == 0 && wanted >= length;
+        let mut done = if overwrites && is_whole { length } else { 0 };
         while done < length {
             done += match rustix::io::pread(&self.file, &mut bytes[done..], offset - skip as u64 + done as u64) {
                 Ok(0) => return Err(Errno::IO),
@@ -311,4 +343,68 @@ fn probe(file: &OwnedFd, path: &Path) -> Result<u32, VhostError> {
         }
     }
     Err(VhostError::Refused(format!("{}: no block up to 4096 bytes can be read unbuffered", path.display())))
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use super::*;
+
+    /// A disk of 1 MiB, whose file then gets this length from others.
+    fn image_with_length(length: u64) -> (DiskImage, std::fs::File, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.raw");
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(1 << 20).unwrap();
+        let image = DiskImage::open(&DiskOptions::new(&path)).unwrap();
+        file.set_len(length).unwrap();
+        (image, file, folder)
+    }
+
+    #[test]
+    fn growth_below_the_length_of_the_file_is_refused() {
+        let length = (2 << 20) + 100;
+        let (mut image, file, _folder) = image_with_length(length);
+        for size in [2 << 20, (1 << 20) + 512, 1 << 19, (2 << 20) + 513] {
+            let error = image.grow(size).unwrap_err().to_string();
+            assert!(error.contains(&format!("{length} bytes")), "{size}: {error}");
+            assert_eq!(file.metadata().unwrap().len(), length, "{size}");
+        }
+        image.grow((2 << 20) + 512).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), (2 << 20) + 512);
+        assert!(image.refresh().unwrap());
+        assert_eq!(image.geometry(false).capacity, (2 << 20) + 512);
+    }
+
+    #[test]
+    fn whole_blocks_are_overwritten_without_being_read() {
+        let (image, file, _folder) = image_with_length(1 << 20);
+        image.write_at(0, &[7; 4096]).unwrap();
+        image.write_at(100, &[9; 1000]).unwrap();
+        image.write_zeroes(2048, 1024).unwrap();
+        let (mut expected, mut found) = (vec![7; 4096], vec![0; 4096]);
+        expected[100..1100].fill(9);
+        expected[2048..3072].fill(0);
+        image.read_at(0, &mut found).unwrap();
+        assert!(found == expected, "neighbours keep their bytes");
+        // A file that has become shorter has nothing to be read there.
+        file.set_len(512).unwrap();
+        assert_eq!(image.write_at(4096, &[7; 100]), Err(Errno::IO));
+        image.write_at(4096, &[7; 1024]).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 5120);
+    }
+
+    #[test]
+    fn shorter_file_leaves_the_disk_its_size() {
+        for (length, blocks) in [(1000, 512), (0, 0)] {
+            let (mut image, file, _folder) = image_with_length(length);
+            let error = image.refresh().unwrap_err().to_string();
+            let names_both = error.contains(&format!("{blocks} bytes now")) && error.contains("has 1048576;");
+            assert!(names_both, "{error}");
+            assert_eq!(image.geometry(false).capacity, 1 << 20);
+            assert!(image.grow(1 << 19).is_err(), "smaller than the machine knows");
+            image.grow(1 << 20).unwrap();
+            assert_eq!((file.metadata().unwrap().len(), image.refresh().unwrap()), (1 << 20, false));
+        }
+    }
 }

@@ -80,6 +80,17 @@ pub struct DiskRequest {
     pub length: u64,
 }
 
+impl DiskRequest {
+    /// The whole blocks inside its range. `None` if there are none.
+    pub fn whole_blocks(self, block: u32) -> Option<Self> {
+        let block = u64::from(block);
+        let offset = self.offset.checked_next_multiple_of(block)?;
+        let end = self.offset.checked_add(self.length)? / block * block;
+        let length = end.checked_sub(offset).filter(|length| *length > 0)?;
+        Some(Self { offset, length, ..self })
+    }
+}
+
 /// A chain that is a request, and its place for the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParsedRequest {
@@ -213,4 +224,24 @@ fn take_front(memory: &GuestMemoryMmap, pieces: &mut Vec<BufferPiece>, into: &mu
     }
     pieces.drain(..empty);
     Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn range_has_the_whole_blocks_inside_it() {
+        let blocks = |offset, length, block| {
+            let request = DiskRequest { operation: DiskOperation::Discard, offset, length };
+            request.whole_blocks(block).map(|request| (request.offset, request.length))
+        };
+        assert_eq!(blocks(512, 1536, 512), Some((512, 1536)));
+        assert_eq!(blocks(4096, 8192, 4096), Some((4096, 8192)));
+        assert_eq!(blocks(512, 12288, 4096), Some((4096, 8192)));
+        assert_eq!(blocks(4096, 8191, 4096), Some((4096, 4096)));
+        assert_eq!(blocks(512, 4096, 4096), None, "two halves");
+        assert_eq!(blocks(0, 512, 4096), None);
+        assert_eq!(blocks(u64::MAX - 511, 511, 4096), None, "an overflow");
+    }
 }

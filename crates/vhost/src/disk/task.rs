@@ -83,7 +83,11 @@ impl DiskTask {
             {
                 AfterTask::Answer(DiskStatus::Unsupported)
             }
-            Err(Errno::OPNOTSUPP) if self.step == TaskStep::Main && ranged => {
+            // A block device does not take a range that is not whole blocks. Its page cache writes such a range.
+            Err(Errno::OPNOTSUPP | Errno::INVAL)
+                if self.step == TaskStep::Main
+                    && matches!(self.request.operation, DiskOperation::WriteZeroes { .. }) =>
+            {
                 self.step = TaskStep::Zeroes;
                 AfterTask::Continue
             }
@@ -188,5 +192,18 @@ mod tests {
         assert_eq!(zeroes.after(Ok(4096)), AfterTask::Answer(DiskStatus::Done));
         let mut discard = task(DiskOperation::Discard, false);
         assert_eq!(discard.after(Err(Errno::OPNOTSUPP)), AfterTask::Answer(DiskStatus::Unsupported));
+    }
+
+    #[test]
+    fn zeroes_of_partial_blocks_are_written_and_may_fail_once() {
+        for unmap in [false, true] {
+            let mut zeroes = task(DiskOperation::WriteZeroes { unmap }, false);
+            assert_eq!(zeroes.after(Err(Errno::INVAL)), AfterTask::Continue);
+            assert_eq!(zeroes.next(), StoreTask::Zero { offset: 4096, length: 8192, durable: false });
+            assert_eq!(zeroes.after(Err(Errno::INVAL)), AfterTask::Answer(DiskStatus::Failed));
+        }
+        for operation in [DiskOperation::Discard, DiskOperation::Write] {
+            assert_eq!(task(operation, false).after(Err(Errno::INVAL)), AfterTask::Answer(DiskStatus::Failed));
+        }
     }
 }

@@ -18,7 +18,11 @@ const MOST_PIECES: usize = 1024;
 /// Tasks that are handed to the kernel by one call at most.
 const ENTRIES: u32 = 256;
 /// Zeroes for file systems that cannot fill a range by themselves.
-static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
+static ZEROES: &AlignedZeroes = &AlignedZeroes([0; 1 << 16]);
+/// Unbuffered writes need the alignment.
+#[repr(align(4096))]
+struct AlignedZeroes([u8; 1 << 16]);
+
 /// The file among the registered ones.
 const FILE: types::Fixed = types::Fixed(0);
 
@@ -108,10 +112,10 @@ impl TaskQueue {
                 }
             }
             StoreTask::Zero { length, .. } => {
-                let mut left = usize::try_from(length).unwrap_or(usize::MAX).min(ZEROES.len() * 64);
+                let mut left = usize::try_from(length).unwrap_or(usize::MAX).min(ZEROES.0.len() * 64);
                 while left > 0 {
-                    let part = left.min(ZEROES.len());
-                    held.pieces.push(libc::iovec { iov_base: ZEROES.as_ptr().cast_mut().cast(), iov_len: part });
+                    let part = left.min(ZEROES.0.len());
+                    held.pieces.push(libc::iovec { iov_base: ZEROES.0.as_ptr().cast_mut().cast(), iov_len: part });
                     left -= part;
                 }
             }

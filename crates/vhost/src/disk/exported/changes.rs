@@ -2,7 +2,7 @@
 
 use super::link::{ExportCalls, ExportFailure, KeptData};
 use super::passed::GroupData;
-use super::wire::ExportOperation;
+use super::wire::{ExportOperation, LARGEST_ZEROES};
 use crate::disk::store_task::HOLE;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -12,8 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const MOST_CHANGES: usize = 4096;
 /// The most bytes that are kept in memory of this process, or named in buffers of others and copied to it when a request fails.
 const MOST_BYTES: usize = 64 << 20;
-/// Bytes that one request fills with zeroes, so that each is answered in time.
-pub(super) const MOST_ZEROES: u64 = 64 << 20;
 
 /// One change of the disk.
 #[derive(Debug, Clone)]
@@ -103,11 +101,28 @@ impl DiskChange {
 fn zero(calls: &ExportCalls, offset: u64, length: u64) -> Result<(), ExportFailure> {
     let mut done = 0;
     while done < length {
-        let part = (length - done).min(MOST_ZEROES);
+        let part = (length - done).min(LARGEST_ZEROES);
         calls.request(ExportOperation::Zero, (offset + done, part), false, 0)?;
         done += part;
     }
     Ok(())
+}
+
+/// A change that is kept, and what the exporters have said of it.
+#[derive(Debug, Clone)]
+struct KeptChange {
+    change: DiskChange,
+    state: ChangeState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ChangeState {
+    /// The exporter has not answered, or the answer was not noted yet.
+    Unanswered,
+    /// The same, and a later exporter could not repeat the change. If the answer is that it was done, it is lost.
+    Unrepeated(Errno),
+    /// The exporter has executed it.
+    Answered,
 }
 
 /// All such changes, in the order in which they were begun.
@@ -117,8 +132,7 @@ pub(super) struct ChangeLog(Mutex<Changes>);
 #[derive(Debug, Default)]
 struct Changes {
     next: u64,
-    /// With whether the exporter has answered.
-    all: BTreeMap<u64, (DiskChange, bool)>,
+    all: BTreeMap<u64, KeptChange>,
     /// The sum of [`DiskChange::bytes`].
     bytes: usize,
     /// Own buffers of writes that failed, with the number of the session that has not answered them, if none has. A back end behind the exporter
@@ -140,18 +154,40 @@ impl Changes {
     }
 
     fn remove(&mut self, number: u64) {
-        if let Some((change, _)) = self.all.remove(&number) {
-            self.bytes = self.bytes.saturating_sub(change.bytes());
+        if let Some(kept) = self.all.remove(&number) {
+            self.bytes = self.bytes.saturating_sub(kept.change.bytes());
+        }
+    }
+
+    /// A change that was answered is not in the exporter's disk.
+    fn lose(&mut self, number: u64, error: Errno) {
+        tracing::warn!(%error, "a change that the exporter has lost cannot be repeated; all further flushes fail");
+        self.remove(number);
+        self.has_lost = true;
+    }
+
+    /// Notes the outcome of a repeat. The answer to the change itself may have been noted meanwhile, or a flush that the session before has answered.
+    /// After such a flush the change is lost as well: earlier changes of the same sectors may have been repeated over it.
+    fn repeated(&mut self, number: u64, before: &KeptChange, outcome: Result<(), Errno>) {
+        let is_discard = matches!(before.change, DiskChange::Discard { .. });
+        let kept = self.all.get_mut(&number);
+        let now = kept.as_ref().map_or(before.state, |kept| kept.state);
+        match (outcome, now, kept) {
+            (Err(_), ChangeState::Answered, _) if is_discard => self.remove(number),
+            (Err(error), ChangeState::Answered, _) => self.lose(number, error),
+            (Err(error), _, Some(kept)) if !is_discard => kept.state = ChangeState::Unrepeated(error),
+            (Ok(()), ChangeState::Unrepeated(_), Some(kept)) => kept.state = ChangeState::Unanswered,
+            _ => {}
         }
     }
 
     fn copy(&mut self, copy: impl Fn(&mut KeptData)) {
-        for (change, _) in self.all.values_mut() {
-            if let DiskChange::Write { data, .. } = change {
+        for kept in self.all.values_mut() {
+            if let DiskChange::Write { data, .. } = &mut kept.change {
                 copy(data);
             }
         }
-        self.bytes = self.all.values().map(|(change, _)| change.bytes()).sum();
+        self.bytes = self.all.values().map(|kept| kept.change.bytes()).sum();
     }
 }
 
@@ -165,15 +201,19 @@ impl ChangeLog {
         let mut changes = self.changes();
         let number = changes.number();
         changes.bytes += change.bytes();
-        changes.all.insert(number, (change, false));
+        changes.all.insert(number, KeptChange { change, state: ChangeState::Unanswered });
         number
     }
 
-    /// A change is done, or was not.
+    /// A change is done, or was not. If it is done and a later exporter could not repeat it, it is lost (protocol E3.1).
     pub(super) fn end(&self, number: u64, is_done: bool) {
         let mut changes = self.changes();
         match changes.all.get_mut(&number) {
-            Some((_, answered)) if is_done => *answered = true,
+            Some(KeptChange { state: ChangeState::Unrepeated(error), .. }) if is_done => {
+                let error = *error;
+                changes.lose(number, error);
+            }
+            Some(kept) if is_done => kept.state = ChangeState::Answered,
             _ => changes.remove(number),
         }
     }
@@ -241,7 +281,8 @@ impl ChangeLog {
     /// What a flush that begins now ends: changes that have been answered, and data that no exporter reads any more.
     fn settled(&self, session: u64) -> Vec<u64> {
         let changes = self.changes();
-        let answered = changes.all.iter().filter(|(_, (_, answered))| *answered).map(|(number, _)| *number);
+        let answered =
+            changes.all.iter().filter(|(_, kept)| kept.state == ChangeState::Answered).map(|(number, _)| *number);
         let held =
             changes.held.iter().filter(|(_, (_, of))| of.is_none_or(|of| of < session)).map(|(number, _)| *number);
         answered.chain(held).collect()
@@ -265,23 +306,18 @@ impl ChangeLog {
     /// lost with a discard.
     ///
     /// A change without an answer is repeated as well. The thread that waits for the answer then repeats it again, which changes nothing: a driver
-    /// does not write a sector twice at a time, or does not care for the order. The thread also reports its failure.
+    /// does not write a sector twice at a time, or does not care for the order. The thread also reports its failure. If that thread already has the
+    /// answer and has not noted it, it does not repeat the change, so a failure here is kept for [`Self::end`].
     pub(super) fn repeat(&self, calls: &ExportCalls) -> Result<usize, ExportFailure> {
-        let all: Vec<(u64, (DiskChange, bool))> =
-            self.changes().all.iter().map(|(number, change)| (*number, change.clone())).collect();
-        for (number, (change, answered)) in &all {
-            let is_discard = matches!(change, DiskChange::Discard { .. });
-            match change.repeat(calls) {
-                Err(ExportFailure::Errno(_)) if *answered && is_discard => self.changes().remove(*number),
-                Err(ExportFailure::Errno(error)) if *answered => {
-                    tracing::warn!(%error, "a change that the exporter has lost cannot be repeated; all further flushes fail");
-                    let mut changes = self.changes();
-                    changes.remove(*number);
-                    changes.has_lost = true;
-                }
-                Err(ExportFailure::Errno(_)) => {}
-                repeated => repeated?,
-            }
+        let all: Vec<(u64, KeptChange)> =
+            self.changes().all.iter().map(|(number, kept)| (*number, kept.clone())).collect();
+        for (number, kept) in &all {
+            let outcome = match kept.change.repeat(calls) {
+                Ok(()) => Ok(()),
+                Err(ExportFailure::Errno(error)) => Err(error),
+                Err(failure) => return Err(failure),
+            };
+            self.changes().repeated(*number, kept, outcome);
         }
         Ok(all.len())
     }
@@ -401,14 +437,82 @@ mod tests {
         let _server = server.bind(&store, "data.calls").unwrap();
         let calls = ExportCalls::with_little_memory(&user, "store:data", 128 << 10).unwrap();
         let log = ChangeLog::default();
-        let (offset, length) = (4096, MOST_ZEROES + 512);
+        let (offset, length) = (4096, LARGEST_ZEROES + 512);
         for change in [DiskChange::Discard { offset, length }, DiskChange::Allocate { offset, length, mode: HOLE }] {
             log.end(log.begin(change), true);
         }
         assert_eq!((log.repeat(&calls), log.has_lost()), (Ok(2), false));
         let zeroed: Vec<(u64, u64)> = zeroed.try_iter().collect();
-        assert_eq!(zeroed, [(4096, MOST_ZEROES), (4096 + MOST_ZEROES, 512)]);
+        assert_eq!(zeroed, [(4096, LARGEST_ZEROES), (4096 + LARGEST_ZEROES, 512)]);
         assert_eq!(log.repeat(&calls), Ok(1), "the discard is kept");
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn answer_noted_after_its_failed_repeat_is_a_loss() {
+        use partywall::rpc::{CallAnswer, CallError, CallServer, Method};
+
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| partywall::Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (store, user) = (join("store"), join("user"));
+        let refusals = Arc::new(std::sync::atomic::AtomicU32::new(u32::MAX));
+        let left = Arc::clone(&refusals);
+        let zero = move |_: &partywall::rpc::IncomingCall<'_>| -> Result<CallAnswer, CallError> {
+            let refuses = |left: u32| left.checked_sub(1);
+            let order = std::sync::atomic::Ordering::SeqCst;
+            match left.fetch_update(order, order, refuses) {
+                Ok(_) => Err(CallError::application(Errno::NOSPC.raw_os_error().unsigned_abs(), "")),
+                Err(_) => Ok(().into()),
+            }
+        };
+        let server = CallServer::builder().numbered(Method::numbered(ExportOperation::Zero as u32), zero);
+        let _server = server.bind(&store, "data.calls").unwrap();
+        let calls = ExportCalls::with_little_memory(&user, "store:data", 128 << 10).unwrap();
+        let change = || DiskChange::Zero { offset: 0, length: 512 };
+
+        let log = ChangeLog::default();
+        let [failed, unanswered] = [change(), change()].map(|change| log.begin(change));
+        assert_eq!(log.repeat(&calls), Ok(2));
+        log.end(failed, false);
+        assert!(!log.has_lost(), "the machine gets an error, or the change is done again");
+        log.end(unanswered, true);
+        assert!(log.has_lost() && log.is_empty(), "the machine counts it as done");
+
+        let log = ChangeLog::default();
+        let number = log.begin(change());
+        assert_eq!(log.repeat(&calls), Ok(1));
+        refusals.store(0, std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(log.repeat(&calls), Ok(1));
+        log.end(number, true);
+        assert!(!log.has_lost() && !log.is_empty(), "the next session has repeated it");
+    }
+
+    #[test]
+    fn answer_or_flush_during_a_failing_repeat_is_a_loss() {
+        let fail = |log: &ChangeLog, change: DiskChange, meanwhile: &dyn Fn(u64)| {
+            let number = log.begin(change);
+            let before = log.changes().all[&number].clone();
+            meanwhile(number);
+            log.changes().repeated(number, &before, Err(Errno::NOSPC));
+            log.end(number, true);
+        };
+        let log = ChangeLog::default();
+        fail(&log, DiskChange::Zero { offset: 0, length: 512 }, &|number| log.end(number, true));
+        assert!(log.has_lost() && log.is_empty());
+        let log = ChangeLog::default();
+        fail(&log, DiskChange::Discard { offset: 0, length: 512 }, &|_| {});
+        assert!(!log.has_lost(), "nothing is lost with a discard");
+        let log = ChangeLog::default();
+        fail(&log, DiskChange::Zero { offset: 0, length: 512 }, &|number| log.end(number, false));
+        assert!(!log.has_lost() && log.is_empty(), "the exporter has refused it");
+
+        let log = ChangeLog::default();
+        let number = log.begin(DiskChange::Zero { offset: 0, length: 512 });
+        log.end(number, true);
+        let before = log.changes().all[&number].clone();
+        log.flushed(&[number]);
+        log.changes().repeated(number, &before, Err(Errno::NOSPC));
+        assert!(log.has_lost(), "an earlier change may have been repeated over it");
     }
 
     #[test]

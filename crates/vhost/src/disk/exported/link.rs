@@ -323,6 +323,9 @@ fn failure_of(error: CallError) -> ExportFailure {
         CallError::Application { code, .. } => match errno_of(code) {
             Some(Errno::NOTCONN) => ExportFailure::Ended,
             Some(Errno::NOMEM) => ExportFailure::NoMemory,
+            // A disk of this host repeats such a request at once. An exporter that gave no other answer would have it repeated without end, also
+            // while the machine waits for the end of all requests.
+            Some(Errno::INTR | Errno::AGAIN) => ExportFailure::Errno(Errno::IO),
             e => ExportFailure::Errno(e.unwrap_or(Errno::IO)),
         },
         // Another session may have an answer. Of all else the exporter has taken note.
@@ -378,6 +381,16 @@ mod tests {
         assert_eq!(divide(60 * MIB, 4), (vec![LARGEST_HEAP; 4], 28 * MIB));
         assert_eq!(divide(28 * MIB, 4), (vec![4 * MIB, 4 * MIB, 4 * MIB, 2 * MIB], 14 * MIB));
         assert_eq!(divide(12 * MIB, 8), (vec![2 * MIB; 3], 6 * MIB));
+    }
+
+    #[test]
+    fn errors_of_an_exporter_never_ask_for_a_repeat() {
+        let failure = |e: Errno| failure_of(CallError::application(e.raw_os_error().unsigned_abs(), ""));
+        for errno in [Errno::INTR, Errno::AGAIN] {
+            assert_eq!(failure(errno), ExportFailure::Errno(Errno::IO), "{errno:?}");
+        }
+        assert_eq!(failure(Errno::NOSPC), ExportFailure::Errno(Errno::NOSPC));
+        assert_eq!(failure(Errno::NOTCONN), ExportFailure::Ended);
     }
 
     #[test]

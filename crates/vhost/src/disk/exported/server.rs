@@ -3,8 +3,8 @@
 use super::flush::FlushGate;
 use super::session::{UserSession, UserSessions};
 use super::wire::{
-    ExportOperation, FIELDS, HELLO, LARGEST_DATA, LARGEST_RANGE, MOST_PARTS, PART, RequestFields, VERSION, Welcome,
-    calls_service, read_hello, read_parts, session_options,
+    ExportOperation, FIELDS, HELLO, LARGEST_DATA, LARGEST_RANGE, LARGEST_ZEROES, MOST_PARTS, PART, RequestFields,
+    VERSION, Welcome, calls_service, read_hello, read_parts, session_options,
 };
 use crate::VhostError;
 use crate::disk::image::{ALIGN, DiskImage, DiskOptions};
@@ -16,7 +16,8 @@ use rustix::io::Errno;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tracing::{debug, info, warn};
@@ -53,7 +54,9 @@ pub struct DiskExportOptions {
 /// An exported disk.
 #[derive(Debug)]
 struct ExportedDisk {
-    image: RwLock<DiskImage>,
+    image: DiskImage,
+    /// The size that users know. It does not become smaller while they may use it.
+    capacity: AtomicU64,
     file: OwnedFd,
     flushes: FlushGate,
     block: u64,
@@ -110,7 +113,8 @@ impl DiskExport {
             direct: options.direct,
             discard: options.discard,
             boot: boot_number()?,
-            image: RwLock::new(image),
+            capacity: AtomicU64::new(image.geometry(false).capacity),
+            image,
             sessions: UserSessions::new()?,
             group,
         });
@@ -164,8 +168,15 @@ fn boot_number() -> Result<[u8; 16], VhostError> {
 }
 
 impl ExportedDisk {
-    fn image(&self) -> RwLockReadGuard<'_, DiskImage> {
-        self.image.read().unwrap_or_else(PoisonError::into_inner)
+    /// Looks at the size again and returns it, also if it is smaller than the one that users know. They decide what follows from that, and requests
+    /// beyond the new end fail one by one.
+    fn measure(&self) -> Result<u64, Errno> {
+        let measured = self.image.measure().map_err(|error| {
+            warn!(%error, "the disk cannot be measured");
+            Errno::IO
+        })?;
+        self.capacity.fetch_max(measured, Ordering::Relaxed);
+        Ok(measured)
     }
 
     fn begin(&self, peer: &PeerInfo) -> Welcome {
@@ -173,14 +184,12 @@ impl ExportedDisk {
             Ok(session) => session,
             Err(e) => return Welcome::refusal(e),
         };
-        let image = self.image();
-        let geometry = image.geometry(self.discard);
         Welcome {
             errno: 0,
             read_only: self.read_only,
-            discards: geometry.discards && image.makes_holes(),
+            discards: self.image.geometry(self.discard).discards && self.image.makes_holes(),
             session,
-            capacity: geometry.capacity,
+            capacity: self.capacity.load(Ordering::Relaxed),
             block: u32::try_from(self.block).unwrap_or(512),
             boot: self.boot,
         }
@@ -202,11 +211,7 @@ impl ExportedDisk {
             ExportOperation::Sync => self.sync().map(CallAnswer::from).map_err(failed),
             ExportOperation::Zero => self.zero(&fields).map_err(failed),
             ExportOperation::Allocate => self.allocate(&fields).map_err(failed),
-            ExportOperation::Measure => {
-                let mut image = self.image.write().unwrap_or_else(PoisonError::into_inner);
-                image.refresh().map_err(|_| failed(Errno::IO))?;
-                Ok(image.geometry(self.discard).capacity.to_le_bytes().into())
-            }
+            ExportOperation::Measure => self.measure().map(|capacity| capacity.to_le_bytes().into()).map_err(failed),
         }
     }
 
@@ -218,7 +223,8 @@ impl ExportedDisk {
                 return if data == 0 { Ok(()) } else { Err(Errno::BADMSG) };
             }
             ExportOperation::Read | ExportOperation::Write | ExportOperation::WriteFrom => LARGEST_DATA,
-            ExportOperation::Zero | ExportOperation::Allocate => LARGEST_RANGE,
+            ExportOperation::Zero => LARGEST_ZEROES,
+            ExportOperation::Allocate => LARGEST_RANGE,
         };
         let has_right_data = match operation {
             ExportOperation::Write => data as u64 == length,
@@ -233,8 +239,7 @@ impl ExportedDisk {
             return Err(Errno::ROFS);
         }
         let end = offset.checked_add(length).ok_or(Errno::INVAL)?;
-        let capacity = self.image().geometry(self.discard).capacity;
-        if end > capacity || !(offset | length).is_multiple_of(self.block) {
+        if end > self.capacity.load(Ordering::Relaxed) || !(offset | length).is_multiple_of(self.block) {
             return Err(Errno::INVAL);
         }
         Ok(())
@@ -313,7 +318,7 @@ impl ExportedDisk {
     }
 
     fn zero(&self, fields: &RequestFields) -> Result<CallAnswer, Errno> {
-        self.image().write_zeroes(fields.offset, fields.length)?;
+        self.image.write_zeroes(fields.offset, fields.length)?;
         self.settle(fields)
     }
 
@@ -323,7 +328,7 @@ impl ExportedDisk {
         if !may.contains(&mode) {
             return Err(Errno::INVAL);
         }
-        rustix::fs::fallocate(&self.file, mode, fields.offset, fields.length)?;
+        rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, mode, fields.offset, fields.length))?;
         self.settle(fields)
     }
 }

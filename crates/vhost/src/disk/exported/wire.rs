@@ -7,8 +7,10 @@ use rustix::io::Errno;
 pub(super) const VERSION: u32 = 1;
 /// Bytes that one request reads or writes at most.
 pub(super) const LARGEST_DATA: u64 = 1 << 20;
-/// Bytes that one request zeroes or gives up at most.
+/// Bytes that one request gives up at most, or fills with zeroes where the kernel does that by itself.
 pub(super) const LARGEST_RANGE: u64 = 1 << 31;
+/// Bytes that one request writes zeroes over at most, so that each is answered in time.
+pub(super) const LARGEST_ZEROES: u64 = 64 << 20;
 /// Bytes of a hello.
 pub(super) const HELLO: usize = 8;
 /// Bytes of a welcome.

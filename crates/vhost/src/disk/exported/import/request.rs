@@ -4,9 +4,9 @@ use super::ImportCore;
 use super::pieces::{copy_reply, first};
 use super::worker::StoreJob;
 use crate::chain::BufferPiece;
-use crate::disk::exported::changes::{DiskChange, MOST_ZEROES};
+use crate::disk::exported::changes::DiskChange;
 use crate::disk::exported::link::{ExportCalls, ExportFailure, LEAST_DATA};
-use crate::disk::exported::wire::ExportOperation;
+use crate::disk::exported::wire::{ExportOperation, LARGEST_ZEROES};
 use crate::disk::store_task::{HOLE, StoreTask};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl ImportCore {
             }
             StoreTask::Zero { offset, length, durable } => {
                 // The next request goes on.
-                let length = length.min(MOST_ZEROES);
+                let length = length.min(LARGEST_ZEROES);
                 self.change((generation, calls), DiskChange::Zero { offset, length }, durable, || {
                     calls.request(ExportOperation::Zero, (offset, length), durable, 0).map(drop)
                 })?;

@@ -151,8 +151,17 @@ impl DiskStore for ImportedDisk {
     fn refresh(&mut self) -> Result<bool, VhostError> {
         let away = || VhostError::Refused(format!("the exporter of {} does not answer", self.shared.options.target));
         let capacity = self.shared.measure().ok_or_else(away)?;
-        if capacity < self.geometry.capacity || !capacity.is_multiple_of(self.block.into()) {
-            return Err(VhostError::Refused(format!("the exported disk has {capacity} bytes now, which are fewer")));
+        let (target, known) = (&self.shared.options.target, self.geometry.capacity);
+        if capacity < known {
+            return Err(VhostError::Refused(format!(
+                "{target} has {capacity} bytes now, and the machine's disk has {known}; a disk does not become smaller"
+            )));
+        }
+        if !capacity.is_multiple_of(self.block.into()) || i64::try_from(capacity).is_err() {
+            let block = self.block;
+            return Err(VhostError::Refused(format!(
+                "the exporter of {target} says that it has {capacity} bytes; no disk with blocks of {block} bytes has that size"
+            )));
         }
         // An exporter that comes back with the earlier size is not used from here on.
         self.shared.capacity.store(capacity, Ordering::Relaxed);
@@ -298,5 +307,32 @@ mod tests {
         assert_eq!(forgotten(), 1);
         disk.front_end_changes();
         assert_eq!(forgotten(), 2);
+    }
+
+    #[test]
+    fn smaller_exported_disk_keeps_its_size_and_goes_on() {
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| partywall::Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (store, user) = (join("store"), join("user"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.raw");
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(2 << 20).unwrap();
+        let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: None };
+        let _export = DiskExport::bind(options, &store, "data").unwrap();
+        let (target, grace) = ("store:data".to_owned(), Duration::from_secs(60));
+        let options = ImportOptions { domain: user, target, connections: 1, grace, group: None, machine: None };
+        let mut disk = ImportedDisk::connect(options, false, Duration::ZERO).unwrap();
+        file.set_len(1 << 20).unwrap();
+        let error = disk.refresh().unwrap_err().to_string();
+        assert!(error.contains("1048576 bytes now") && error.contains("has 2097152;"), "{error}");
+        assert_eq!(disk.geometry(true).capacity, 2 << 20);
+        // The exporter has measured its file, and takes the machine's disk for the same in the next session.
+        let core = disk.core();
+        let renew = |_| core.renew(0, core.silence.span(Instant::now(), Instant::now()), Instant::now());
+        assert!((0..100).any(renew), "the exporter gives no other session with this disk");
+        file.set_len(3 << 20).unwrap();
+        assert!(disk.refresh().unwrap());
+        assert_eq!(disk.geometry(true).capacity, 3 << 20);
     }
 }
